@@ -1,0 +1,49 @@
+# Every target does the set-up it needs in .venv; a second run installs nothing. `make help` lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+PINS := pyproject.toml $(wildcard constraints/*.txt)
+
+# A 135M model in 8k tokens of dossier: sizes that finish within three minutes on two cores.
+DEMO_TRACE := runs/demo/trace.jsonl
+DEMO_ARGS ?= --chunk-tokens 1024 --memory-tokens 192 --max-reply-tokens 256 --temperature 0.7 --seed 0
+
+.DEFAULT_GOAL := help
+.PHONY: help demo answer install test test-fast lint format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: .venv/.core ## install the core, then SmolLM2-135M answers two questions over examples/dossier
+	@mkdir -p $(dir $(DEMO_TRACE)) && rm -f $(DEMO_TRACE)
+	$(BIN)/remem answer --model smollm2 --questions examples/questions.txt --documents examples/dossier \
+	  $(DEMO_ARGS) --trace $(DEMO_TRACE)
+	@$(BIN)/python examples/show_trace.py $(DEMO_TRACE)
+
+answer: demo ## the same as demo
+
+install: .venv/.dev ## everything for work on the code: .[dev,tpu] and the small real model
+
+test: .venv/.dev ## install, then run the whole suite
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: .venv/.dev ## install, then run the suite without what takes minutes
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: .venv/.dev ## ruff (rules and format) and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: .venv/.dev ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev ## generation against transformers + torch on this machine; writes runs/bench/generate.json
+	@mkdir -p runs/bench
+	$(BIN)/python benchmarks/generate.py --out runs/bench/generate.json $(ARGS)
+
+clean: ## remove the environment, what runs wrote and caches
+	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+.venv/.core .venv/.dev: .venv/.%: $(PINS) tools/setup.sh
+	@PYTHON="$(PYTHON)" bash tools/setup.sh $*
