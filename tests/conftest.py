@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# libtpu may be installed without a TPU at hand: tests run on the CPU unless told otherwise.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("REMEM_DATA") or ROOT.parent / "shared" / "data")
 HOW_TO_GET_DATA = "set REMEM_DATA to the folder with hotpotqa_dev_sample.jsonl, corpus_hotpotqa.jsonl.gz, golden_*.json"

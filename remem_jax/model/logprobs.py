@@ -1,0 +1,63 @@
+"""Log-probabilities of chosen tokens, the vocabulary in chunks of tokens so that `[tokens, V]` never exists whole.
+
+Axes: `B` sequences, `T` tokens, `M` positions, `D` hidden, `V` vocabulary.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from remem_jax.model.packing import plain_rows
+from remem_jax.model.transformer import Params, forward, head_logits
+
+CHUNK = 512
+
+
+def chosen_logprobs(
+    params: Params,
+    hidden: Float[Array, "M D"],
+    targets: Int[Array, "M"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+) -> Float[Array, "M"]:
+    """Log-probability, float32, of `targets[i]` under the softmax of the logits of `hidden[i]` over `temperature`.
+
+    A scan over chunks, each recomputed in the backward pass: memory is chunk * V * 4 bytes whatever M is.
+    """
+    m = hidden.shape[0]
+    chunk = min(chunk, m)
+    pad = -m % chunk
+    hidden = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, chunk, hidden.shape[1])
+    targets = jnp.pad(targets, (0, pad)).reshape(-1, chunk)
+
+    @jax.checkpoint
+    def one(carry, part):
+        scaled = head_logits(params, part[0]) / jnp.float32(temperature)
+        chosen = jnp.take_along_axis(scaled, part[1][:, None], axis=1)[:, 0]
+        return carry, chosen - jax.nn.logsumexp(scaled, axis=-1)
+
+    _, out = jax.lax.scan(one, None, (hidden, targets))
+    return out.reshape(-1)[:m]
+
+
+def token_logprobs(model, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]) -> Float[Array, "B T-1"]:
+    """Log-probability of each next token: entry `[b, i]` is that of `tokens[b, i + 1]` given `tokens[b, :i + 1]`.
+
+    Args:
+        model: a `Model` of `load_model`.
+        tokens: ids, padded on the right.
+        lengths: tokens of each sequence; entries at and after `lengths[b] - 1` are 0.
+    """
+    return _token_logprobs(model.params, model.config, jnp.asarray(tokens), jnp.asarray(lengths))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _token_logprobs(params, config, tokens, lengths):
+    hidden, _ = forward(params, config, plain_rows(tokens, lengths))
+    hidden = hidden[:, :-1]
+    values = chosen_logprobs(params, hidden.reshape(-1, hidden.shape[-1]), tokens[:, 1:].reshape(-1))
+    index = jnp.arange(tokens.shape[1] - 1, dtype=jnp.int32)
+    return jnp.where(index < lengths[:, None] - 1, values.reshape(hidden.shape[:2]), 0.0)
