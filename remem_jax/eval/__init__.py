@@ -1,0 +1,1 @@
+"""How good an agent is: the answer normaliser, the metrics, and intervals for tables."""
