@@ -29,8 +29,8 @@ def token_weights(
 ) -> TokenWeights:
     """Weights of an average by name. A turn, rollout or question is live if it holds a masked-in token.
 
-    - `state_mean` (the paper's): `1 / (tokens of the turn * live turns of the rollout * live rollouts of the question)`,
-      total: live questions.
+    - `state_mean` (the paper's): `1 / (tokens of the turn * live turns of the rollout * live rollouts of the
+      question)`, total: live questions.
     - `token_mean` (the published code's): 1, total: tokens.
     - `constant`: 1, total: live questions * `divisor`.
 
@@ -67,9 +67,9 @@ def _clamp(log_ratio: Float[Array, "*B"]) -> Float[Array, "*B"]:
 
 
 def k3(logp: Float[ArrayLike, "*B"], logp_ref: Float[ArrayLike, "*B"]) -> Float[Array, "*B"]:
-    """`exp(d) - d - 1` with `d = logp_ref - logp` clamped to ±20: an estimate of KL(policy | reference), never negative.
+    """`exp(d) - d - 1` with `d = logp_ref - logp` clamped to ±20: an estimate of KL(policy | reference).
 
-    Unbiased for tokens sampled from the policy. With logp -1 and reference -1.5 it is 0.1065.
+    Never negative, and unbiased for tokens sampled from the policy. With logp -1 and reference -1.5 it is 0.1065.
     """
     difference = _clamp(jnp.asarray(logp_ref, jnp.float32) - jnp.asarray(logp, jnp.float32))
     # expm1 keeps the digits that exp(d) - 1 loses for small d.
@@ -86,8 +86,8 @@ def surrogate(
 ) -> Float[Array, "*B"]:
     """`min(rho * A, clip(rho, 1 - eps_low, 1 + eps_high) * A)`, `rho = exp(log_ratio)`, to be maximised.
 
-    With `dual_clip = c > 1` it is not below `c * A` where `A < 0`, which bounds the loss of a token that has become much
-    more likely. PPO (arXiv 1707.06347), separate bounds after DAPO (2503.14476), dual clip after 1912.09729.
+    With `dual_clip = c > 1` it is not below `c * A` where `A < 0`, which bounds the loss of a token that has become
+    much more likely. PPO (arXiv 1707.06347), separate bounds after DAPO (2503.14476), dual clip after 1912.09729.
     """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"expected a dual clip above 1 or none, found {dual_clip}: 3.0 is usual")
@@ -154,18 +154,17 @@ def policy_loss(
     """
     _check_given(beta, logp_ref, "beta", "logp_ref")
     _check_given(entropy_bonus, entropy, "entropy_bonus", "entropy")
-    logp = jnp.asarray(logp, jnp.float32)
     weights = jnp.asarray(weights, jnp.float32)
-    live = weights > 0
+    live, shape = weights > 0, jnp.shape(logp)
 
     def masked(values, gradient=False):
-        values = jnp.where(live, jnp.broadcast_to(jnp.asarray(values, jnp.float32), logp.shape), 0.0)
+        values = jnp.where(live, jnp.broadcast_to(jnp.asarray(values, jnp.float32), shape), 0.0)
         return values if gradient else jax.lax.stop_gradient(values)
 
-    logp, old, advantages = masked(logp, gradient=True), masked(logp_old), masked(advantages)
-    value = surrogate(logp - old, advantages, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip)
+    policy, old, advantages = masked(logp, gradient=True), masked(logp_old), masked(advantages)
+    value = surrogate(policy - old, advantages, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip)
     ones = live.astype(jnp.float32)
-    per_token: dict[str, Array] = _ratio_metrics(logp - old, advantages, eps_low, eps_high, dual_clip)
+    per_token: dict[str, Array] = _ratio_metrics(policy - old, advantages, eps_low, eps_high, dual_clip)
     if sampled_logp is not None:
         importance = jnp.where(live, importance_weights(old, masked(sampled_logp), importance_cap), 0.0)
         value = value * importance
@@ -173,7 +172,7 @@ def policy_loss(
     loss = -value
     parts = {"policy_loss": loss}
     if logp_ref is not None:
-        per_token["ref_kl"] = k3(logp, masked(logp_ref))
+        per_token["ref_kl"] = k3(policy, masked(logp_ref))
         parts["kl_loss"] = beta * per_token["ref_kl"]
         loss = loss + parts["kl_loss"]
     if entropy is not None:
