@@ -4,7 +4,7 @@ Axes: `...` any leading axes (questions, rollouts), `T` memory turns = history s
 of a query. -1 pads word ids; the order inside a row and repeats in it do not count.
 """
 
-from typing import Literal, get_args
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from remem_jax.agent.words import words
 from remem_jax.errors import RememError
 
-Candidates = Literal["not_current", "all"]
+CANDIDATES = ("not_current", "all")
 _BLOCK = 16  # query words compared in one pass; measured on a CPU: 8 to 20 times faster than one word a pass
 
 
@@ -23,7 +23,7 @@ def recall(a: str, b: str) -> float:
     return len(of_a & words(b)) / len(of_a) if of_a else 0.0
 
 
-def retrieve_reference(history: list[str | None], candidate: list[bool], query: str) -> tuple[int, float]:
+def retrieve_reference(history: Sequence[str | None], candidate: Sequence[bool], query: str) -> tuple[int, float]:
     """Slot of the candidate memory with the highest recall of the query, and that recall; `(-1, 0.0)` for none.
 
     history: one slot a memory turn, None where the turn was invalid. The earliest slot wins a tie.
@@ -37,14 +37,14 @@ def retrieve_reference(history: list[str | None], candidate: list[bool], query: 
     return index, best / len(asked) if best else 0.0
 
 
-def candidate_mask(written: Bool[Array, "*b T"], current: Int[Array, "*b"], mode: Candidates) -> Bool[Array, "*b T"]:
+def candidate_mask(written: Bool[Array, "*b T"], current: Int[Array, "*b"], mode: str) -> Bool[Array, "*b T"]:
     """Which slots a look-up may choose from.
 
     written: slots that hold a record. current: the slot that wrote the memory now shown, -1 while there is none.
     mode: "not_current" leaves that slot out, "all" does not (the paper's equation 3).
     """
-    if mode not in get_args(Candidates):
-        raise RememError(f"candidates must be one of {', '.join(get_args(Candidates))}, found {mode!r}")
+    if mode not in CANDIDATES:
+        raise RememError(f"candidates must be one of {', '.join(CANDIDATES)}, found {mode!r}")
     if mode == "all":
         return written
     slots = jnp.arange(written.shape[-1], dtype=current.dtype)

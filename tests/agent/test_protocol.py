@@ -191,5 +191,6 @@ def test_boxes_found_in_one_pass_are_those_found_by_counting_from_each_mark(text
 @pytest.mark.parametrize("text", ["\\boxed{" * 100_000, "\\boxed{" * 100_000 + "}" * 100_000, "<thinking>" * 100_000])
 def test_a_hundred_thousand_open_marks_take_no_quadratic_time(text):
     start = time.perf_counter()
-    parse_answer(text), count_boxes(text), parse_reply(text)
+    assert count_boxes(text) in (0, 1)
+    assert not parse_reply(text).valid
     assert time.perf_counter() - start < 5
