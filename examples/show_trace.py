@@ -1,6 +1,6 @@
-"""Prints a trace of `remem answer --trace FILE` for reading: one block a turn, short values on a line, long texts wrapped.
+"""Prints a trace of `remem answer --trace FILE` for reading: a block a turn, short values first, long texts wrapped.
 
-    python examples/show_trace.py runs/demo/trace.jsonl
+python examples/show_trace.py runs/demo/trace.jsonl
 """
 
 import json
@@ -16,7 +16,9 @@ WIDTH = 100
 def show(record: dict[str, Any], number: int) -> str:
     """One line of the trace as a block of text."""
     lines = [f"---- {number} ".ljust(WIDTH, "-")]
-    facts = [f"{name} {_spell(value)}" for name, value in record.items() if not _is_long(value) and value not in ("", [])]
+    facts = [
+        f"{name} {_spell(value)}" for name, value in record.items() if not _is_long(value) and value not in ("", [])
+    ]
     lines += textwrap.wrap("   ".join(facts), WIDTH, break_long_words=False)
     for name, value in record.items():
         if _is_long(value):
