@@ -111,7 +111,7 @@ def _blocked(q, k, v, start, valid, prefix_slot, band, *, core):
     """
     tokens = q.shape[1]
     grow_to = min(tokens, prefix_slot + band)
-    block = max(128, 128 * math.ceil(grow_to / (8 * 128)))
+    block = max(256, 128 * math.ceil(grow_to / (8 * 128)))
     outs = []
 
     for begin in range(0, grow_to, block):

@@ -1,0 +1,370 @@
+"""Generate replies for groups of prompts: one packed prefill a group, then one decode loop on a two-part cache.
+
+The host is visited only when every row has ended, when the rows still alive fit a smaller batch, or when the cache is full.
+
+Axes: `N` questions, `G` rollouts, `P` prefix slot, `S` suffix slots, `T` tokens of a packed row, `R` reply tokens,
+`C` own cache slots (suffix and reply), `V` vocabulary, `K` key heads, `h` head size.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from remem_jax.config import Sampling
+from remem_jax.errors import RememError
+from remem_jax.model.config import ModelConfig
+from remem_jax.model.packing import Ragged, pack_groups, ragged, suffix_starts
+from remem_jax.model.transformer import Cache, decode_step, forward, head_logits
+from remem_jax.rollout.buckets import bucket, power_of_two
+from remem_jax.rollout.sampling import sample
+
+FIRST_REPLY_SLOTS = 256  # own cache slots for the reply at first; doubled when a reply outgrows them
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """Replies of `generate`, on the host; places at and after a reply's length are 0."""
+
+    ids: Int[np.ndarray, "N G R"]
+    """Sampled ids, the ending EOS included."""
+    lengths: Int[np.ndarray, "N G"]
+    """Sampled ids of each reply; 0 for a dead row."""
+    logprobs: Float[np.ndarray, "N G R"]
+    """Log-probability of each id under the full softmax at the sampling temperature (1 when greedy)."""
+    sampled_logprobs: Float[np.ndarray, "N G R"]
+    """Log-probability under the distribution left after top-k and top-p."""
+    ended: Bool[np.ndarray, "N G"]
+    """True where the reply ended with EOS, False where it met the limit."""
+    prefill_seconds: float
+    """Wall time until the first token of every row."""
+    decode_seconds: float
+    """Wall time of the rest."""
+
+
+@struct.dataclass
+class _State:
+    """Rows in flight: the token sampled last, what has been sampled so far, and the cache."""
+
+    cache: Cache
+    keys: Key[Array, "N G"]
+    base: Int[Array, "N G"]  # position of the first reply token
+    suffix_slots: Int[Array, ""]  # own slot of the first reply token
+    step: Int[Array, ""]  # index of the token sampled last
+    tokens: Int[Array, "N G"]
+    done: Bool[Array, "N G"]
+    ended: Bool[Array, "N G"]
+    ids: Int[Array, "N G R"]
+    logprobs: Float[Array, "N G R"]
+    sampled_logprobs: Float[Array, "N G R"]
+    lengths: Int[Array, "N G"]
+
+
+def generate(
+    model,
+    prefixes: Ragged | Sequence[Sequence[int]],
+    suffixes: Ragged | Sequence[Sequence[Sequence[int]]],
+    sampling: Sampling,
+    *,
+    max_new_tokens: int,
+    keys: Key[Array, "N G"],
+    eos_ids: Sequence[int] | None = None,
+    backend: str | None = None,
+    stop_interval: int | None = None,
+    between: Callable[[], None] | None = None,
+) -> Generation:
+    """Sample one reply for every suffix of every group.
+
+    Args:
+        model: a `Model` of `load_model`, its layers unstacked.
+        prefixes: ids shared by each group, `[N]` lists or `Ragged`; may be empty.
+        suffixes: each rollout's own ids, `[N][G]` lists or `Ragged`; one of length 0 is a dead row without a reply.
+        sampling: temperature, top-p, top-k; temperature 0 is greedy.
+        max_new_tokens: limit `R` of a reply, EOS included.
+        keys: one key a row, see `row_keys`; the index of the token is folded in here.
+        eos_ids: ids that end a reply; default those of the model's tokenizer and configuration.
+        backend: attention for prefill, default by platform.
+        stop_interval: decode steps between tests for the end; default 1 on CPU, 8 elsewhere.
+        between: called whenever the host is visited between decode loops; may raise to stop.
+
+    Raises:
+        RememError: a prompt with the reply limit does not fit the model's context.
+    """
+    began = time.perf_counter()
+    prefixes = prefixes if isinstance(prefixes, Ragged) else ragged(list(prefixes))
+    suffixes = suffixes if isinstance(suffixes, Ragged) else ragged([list(group) for group in suffixes])
+    plan = _plan(model.config, prefixes, suffixes, max_new_tokens)
+    eos = tuple(sorted(set(_default_eos(model) if eos_ids is None else eos_ids)))
+    interval = stop_interval or (1 if jax.default_backend() == "cpu" else 8)
+    statics = dict(config=model.config, sampling=sampling, eos=eos)
+    n, g = suffixes.lengths.shape
+    state = _prefill(
+        model.params,
+        _fit(prefixes, plan.prefix, plan.rows),
+        _fit(suffixes, plan.suffix, plan.rows),
+        _pad_rows(keys, plan.rows),
+        plan=plan,
+        backend=backend,
+        **statics,
+    )
+    done = np.asarray(state.done)  # the host waits here for the first tokens
+    prefilled = time.perf_counter()
+    out = _Output.empty(n, g, max_new_tokens)
+    rows = np.arange(plan.rows * g, dtype=np.int64).reshape(plan.rows, g)
+    rows[n:] = -1
+    while not done.all():
+        if between is not None:
+            between()
+        limit = min(max_new_tokens - 1, state.cache.own[0][0].shape[3] - plan.suffix)
+        state = _decode(model.params, state, jnp.int32(limit), interval=interval, **statics)
+        done, step = np.asarray(state.done), int(state.step)
+        if step >= max_new_tokens - 1 or done.all():
+            break
+        if step >= limit:
+            reply_slots = state.cache.own[0][0].shape[3] - plan.suffix
+            state = _grow(state, slots=plan.suffix + min(2 * reply_slots, bucket(max_new_tokens)))
+        if smaller := _smaller_batch(~done):
+            out.collect(state, rows)
+            questions, members = smaller
+            state = _compact(
+                state, jnp.asarray(questions), jnp.asarray(np.maximum(members, 0)), jnp.asarray(members < 0)
+            )
+            rows = np.where(members < 0, -1, rows[questions[:, None], np.maximum(members, 0)])
+            done = np.asarray(state.done)
+    out.collect(state, rows)
+    return Generation(
+        ids=out.ids.reshape(n, g, -1),
+        lengths=out.lengths.reshape(n, g),
+        logprobs=out.logprobs.reshape(n, g, -1),
+        sampled_logprobs=out.sampled_logprobs.reshape(n, g, -1),
+        ended=out.ended.reshape(n, g),
+        prefill_seconds=prefilled - began,
+        decode_seconds=time.perf_counter() - prefilled,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Static sizes of a call, each from a short ladder."""
+
+    rows: int  # questions, padded with dead ones
+    prefix: int
+    suffix: int
+    row_tokens: int
+    own_slots: int
+    reply: int
+
+
+def _plan(config: ModelConfig, prefixes: Ragged, suffixes: Ragged, reply: int) -> _Plan:
+    prefix_lengths, suffix_lengths = np.asarray(prefixes.lengths), np.asarray(suffixes.lengths)
+    if reply < 1:
+        raise RememError(f"max_new_tokens must be at least 1, found {reply}")
+    longest = int((prefix_lengths[:, None] + suffix_lengths).max()) + reply
+    if longest > config.max_positions:
+        raise RememError(
+            f"prompt of {longest - reply} tokens + reply of {reply} = {longest} tokens exceed the model's context of "
+            f"{config.max_positions}; lower chunk_tokens, memory_tokens or max_reply_tokens"
+        )
+    prefix = bucket(int(prefix_lengths.max())) if prefix_lengths.max() else 0
+    suffix = bucket(int(suffix_lengths.max()))
+    groups = suffix_lengths.shape[1]
+    total = suffix if groups == 1 else bucket(int(suffix_lengths.sum(axis=1).max()))
+    tokens = prefix + total
+    return _Plan(
+        rows=power_of_two(len(prefix_lengths)),
+        prefix=prefix,
+        suffix=suffix,
+        row_tokens=-(-tokens // 128) * 128 if tokens > 128 else tokens,
+        own_slots=suffix + bucket(min(reply, FIRST_REPLY_SLOTS)),
+        reply=reply,
+    )
+
+
+def _fit(lists: Ragged, size: int, rows: int) -> Ragged:
+    """The same lists with `size` slots and dead rows up to `rows`."""
+    ids = lists.ids[..., :size]
+    pad = [(0, rows - ids.shape[0])] + [(0, 0)] * (ids.ndim - 2) + [(0, size - ids.shape[-1])]
+    return Ragged(jnp.pad(ids, pad), jnp.pad(lists.lengths, pad[:-1]))
+
+
+def _pad_rows(keys, rows: int):
+    return keys if keys.shape[0] == rows else keys[np.minimum(np.arange(rows), keys.shape[0] - 1)]
+
+
+def _default_eos(model) -> tuple[int, ...]:
+    of_tokenizer = model.tokenizer.eos_ids if model.tokenizer is not None else ()
+    return tuple(of_tokenizer) + tuple(model.config.eos_ids)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "sampling", "eos", "plan", "backend"))
+def _prefill(
+    params, prefixes: Ragged, suffixes: Ragged, keys, *, config, sampling, eos, plan: _Plan, backend
+) -> _State:
+    """Keys and values of every prompt in one packed pass, and the first token of every reply."""
+    n, g = suffixes.lengths.shape
+    rows = pack_groups(prefixes, suffixes, row_tokens=plan.row_tokens)
+    hidden, kv = forward(params, config, rows, backend=backend, return_kv=True)
+    starts = suffix_starts(suffixes.lengths, plan.prefix)
+    last = jnp.maximum(starts + suffixes.lengths - 1, 0)
+    hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)  # [N, G, D]
+    logits = head_logits(params, hidden.reshape(n * g, -1))
+
+    first = plan.suffix - suffixes.lengths  # suffixes end at one slot
+    source = starts[..., None] + jnp.arange(plan.suffix, dtype=jnp.int32) - first[..., None]  # [N, G, S]
+    source = jnp.clip(source, 0, plan.row_tokens - 1).reshape(n, -1)
+    spare = plan.own_slots - plan.suffix
+
+    def own_part(x):  # [N, T, K, h] -> [N, G, K, C, h]
+        x = jnp.take_along_axis(x, source[..., None, None], axis=1).reshape(n, g, plan.suffix, *x.shape[2:])
+        return jnp.pad(jnp.swapaxes(x, 2, 3), ((0, 0), (0, 0), (0, 0), (0, spare), (0, 0)))
+
+    def prefix_part(x):  # [N, T, K, h] -> [N, K, P, h]
+        return jnp.swapaxes(x[:, : plan.prefix], 1, 2)
+
+    cache = Cache(
+        prefix=tuple((prefix_part(k), prefix_part(v)) for k, v in kv) if plan.prefix else (),
+        prefix_lengths=prefixes.lengths,
+        own=tuple((own_part(k), own_part(v)) for k, v in kv),
+        first=first,
+    )
+    blank = jnp.zeros((n, g, plan.reply), jnp.float32)
+    state = _State(
+        cache=cache,
+        keys=keys,
+        base=prefixes.lengths[:, None] + suffixes.lengths,
+        suffix_slots=jnp.int32(plan.suffix),
+        step=jnp.int32(-1),
+        tokens=jnp.zeros((n, g), jnp.int32),
+        done=suffixes.lengths == 0,
+        ended=jnp.zeros((n, g), bool),
+        ids=jnp.zeros((n, g, plan.reply), jnp.int32),
+        logprobs=blank,
+        sampled_logprobs=blank,
+        lengths=jnp.zeros((n, g), jnp.int32),
+    )
+    return _take(state, logits.reshape(n, g, -1), sampling, eos)
+
+
+def _take(state: _State, logits, sampling: Sampling, eos: tuple[int, ...]) -> _State:
+    """Sample the next token of every row from its logits and note it; rows that are done note nothing."""
+    n, g, vocabulary = logits.shape
+    step = state.step + 1
+    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys.reshape(-1), step)
+    drawn = sample(logits.reshape(-1, vocabulary), keys, sampling)
+    tokens, logprobs, sampled = (x.reshape(n, g) for x in drawn)
+    live = ~state.done & (step < state.ids.shape[2])
+    is_eos = functools.reduce(jnp.logical_or, [tokens == i for i in eos], jnp.zeros((n, g), bool))
+
+    def note(array, value):
+        return array.at[:, :, step].set(jnp.where(live, value, jnp.zeros((), array.dtype)), mode="drop")
+
+    return state.replace(
+        step=step,
+        tokens=jnp.where(live, tokens, 0),
+        done=state.done | is_eos,
+        ended=state.ended | (live & is_eos),
+        ids=note(state.ids, tokens),
+        logprobs=note(state.logprobs, logprobs),
+        sampled_logprobs=note(state.sampled_logprobs, sampled),
+        lengths=jnp.where(live, state.lengths + 1, state.lengths),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("config", "sampling", "eos", "interval"), donate_argnames="state")
+def _decode(params, state: _State, limit, *, config, sampling, eos, interval: int) -> _State:
+    """Decode until all rows are done, `limit` is met, or the live rows fit half of the batch.
+
+    The prefix cache is closed over, not carried, so the loop neither copies nor donates it.
+    """
+    prefix = state.cache.prefix
+    n, g = state.done.shape
+    sizes = jnp.asarray([power_of_two(i) for i in range(max(n, g) + 1)], jnp.int32)
+
+    def go_on(state):
+        live = ~state.done
+        questions, members = jnp.any(live, axis=1).sum(), live.sum(axis=1).max()
+        fits_half = 2 * sizes[questions] * sizes[members] <= n * g
+        return (state.step < limit) & jnp.any(live) & ~fits_half
+
+    def one(_, state):
+        cache = state.cache.replace(prefix=prefix)
+        position, slot = state.base + state.step, state.suffix_slots + state.step
+        logits, cache = decode_step(params, config, cache, state.tokens, position, slot)
+        return _take(state.replace(cache=cache.replace(prefix=())), logits, sampling, eos)
+
+    def visit(state):
+        return one(0, state) if interval == 1 else jax.lax.fori_loop(0, interval, one, state)
+
+    state = state.replace(cache=state.cache.replace(prefix=()))
+    state = jax.lax.while_loop(go_on, visit, state)
+    return state.replace(cache=state.cache.replace(prefix=prefix))
+
+
+@functools.partial(jax.jit, static_argnames="slots", donate_argnames="state")
+def _grow(state: _State, *, slots: int) -> _State:
+    """More own cache slots for longer replies."""
+    extra = slots - state.cache.own[0][0].shape[3]
+    own = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra), (0, 0))), state.cache.own)
+    return state.replace(cache=state.cache.replace(own=own))
+
+
+def _smaller_batch(live: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Questions `[N']` and their members `[N', G']` (-1 for filling) of a batch of at most half the size, or None."""
+    questions = np.flatnonzero(live.any(axis=1))
+    n, g = power_of_two(len(questions)), power_of_two(int(live.sum(axis=1).max()))
+    if 2 * n * g > live.size:
+        return None
+    members = np.full((n, g), -1, np.int64)
+    for row, question in zip(members, questions, strict=False):
+        alive = np.flatnonzero(live[question])
+        row[: len(alive)] = alive
+    return np.pad(questions, (0, n - len(questions)), mode="edge"), members
+
+
+@jax.jit
+def _compact(state: _State, questions, members, filling) -> _State:
+    """The named members of the named questions; filling rows are done from the start."""
+
+    def rows(x):
+        return x[questions[:, None], members]
+
+    cache = Cache(
+        prefix=jax.tree.map(lambda x: x[questions], state.cache.prefix),
+        prefix_lengths=state.cache.prefix_lengths[questions],
+        own=jax.tree.map(rows, state.cache.own),
+        first=rows(state.cache.first),
+    )
+    per_row = ("keys", "base", "tokens", "ended", "ids", "logprobs", "sampled_logprobs", "lengths")
+    moved = {name: rows(getattr(state, name)) for name in per_row}
+    return state.replace(cache=cache, done=rows(state.done) | filling, **moved)
+
+
+@dataclasses.dataclass
+class _Output:
+    """What has been sampled, by the row's place in the caller's batch."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    logprobs: np.ndarray
+    sampled_logprobs: np.ndarray
+    ended: np.ndarray
+
+    @classmethod
+    def empty(cls, n: int, g: int, reply: int) -> "_Output":
+        blank = np.zeros((n * g, reply), np.float32)
+        ids, lengths = np.zeros((n * g, reply), np.int32), np.zeros(n * g, np.int32)
+        return cls(ids, lengths, blank, blank.copy(), np.zeros(n * g, bool))
+
+    def collect(self, state: _State, rows: np.ndarray) -> None:
+        """Copy the rows in flight to their places; `rows [N', G']` is -1 where a row only fills the batch."""
+        kept = rows.reshape(-1) >= 0
+        places = rows.reshape(-1)[kept]
+        for name in ("ids", "lengths", "logprobs", "sampled_logprobs", "ended"):
+            value = np.asarray(getattr(state, name))
+            getattr(self, name)[places] = value.reshape(-1, *value.shape[2:])[kept]
