@@ -187,7 +187,7 @@ def policy_loss(
 
 
 def _check_given(weight: float, values: object, weight_name: str, values_name: str) -> None:
-    if weight and values is None:
+    if values is None and weight:
         raise ValueError(f"expected {values_name} with {weight_name} {weight}, found none: pass it or set 0")
 
 
