@@ -6,13 +6,12 @@ Every average is a weight a token, computed before packing, and one total of the
 Axes: `N` questions, `T1` turns (the final one is last), `G` rollouts of a question, `R` reply tokens; `B` any axes.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-Average = Literal["state_mean", "token_mean", "constant"]
 Sums = tuple[Float[Array, ""], Float[Array, ""]]
 MAX_LOG_RATIO = 20.0
 
@@ -24,9 +23,7 @@ class TokenWeights(NamedTuple):
     total: Float[Array, ""]
 
 
-def token_weights(
-    kind: Average, reply_mask: Bool[ArrayLike, "N T1 G R"], *, divisor: float | None = None
-) -> TokenWeights:
+def token_weights(kind: str, reply_mask: Bool[ArrayLike, "N T1 G R"], *, divisor: float | None = None) -> TokenWeights:
     """Weights of an average by name. A turn, rollout or question is live if it holds a masked-in token.
 
     - `state_mean` (the paper's): `1 / (tokens of the turn * live turns of the rollout * live rollouts of the
@@ -35,7 +32,7 @@ def token_weights(
     - `constant`: 1, total: live questions * `divisor`.
 
     Args:
-        kind: name of the average.
+        kind: `state_mean`, `token_mean` or `constant`.
         reply_mask: True at tokens that the policy sampled, the end token included.
         divisor: for `constant`, the most tokens that a question can have (rollouts * turns * reply tokens, from the
             configuration: taken from the shape it would change with padding).

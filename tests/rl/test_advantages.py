@@ -18,6 +18,8 @@ KINDS = {
     "decoupled": jax.jit(lambda outcome, state, mask: decoupled_advantages(outcome, {"a": state, "b": state**2}, mask)),
 }
 ALL = np.ones((1, 2, 4), bool)
+ONE_OF_FOUR = np.array([1.0, 0, 0, 0])
+TWO = np.array([[1.0, 0]])
 
 
 def close(found, expected, atol=1e-6):
@@ -35,7 +37,7 @@ def batch(seed, n=3, t=3, g=4):
 
 
 def test_one_right_answer_of_four_gives_three_quarters_and_minus_a_quarter():
-    close(centre([1, 0, 0, 0], [True] * 4), [0.75, -0.25, -0.25, -0.25])
+    close(centre(ONE_OF_FOUR, np.ones(4, bool)), [0.75, -0.25, -0.25, -0.25])
 
 
 def test_equal_rewards_give_exact_zeros_also_where_their_mean_rounds_and_with_std():
@@ -45,12 +47,12 @@ def test_equal_rewards_give_exact_zeros_also_where_their_mean_rounds_and_with_st
 
 
 def test_std_divides_by_the_deviation_of_a_sample():
-    close(centre([1, 0, 0, 0], [True] * 4, std=True), [1.5, -0.5, -0.5, -0.5], atol=1e-5)  # deviation 0.5
+    close(centre(ONE_OF_FOUR, np.ones(4, bool), std=True), [1.5, -0.5, -0.5, -0.5], atol=1e-5)  # deviation 0.5
 
 
 def test_the_two_levels_are_mixed_by_alpha_each_turn_being_its_own_group():
     state = np.array([[[2.0, 0, 0, 0], [1.0, 1, 0, 0]]])
-    advantages = multi_level_advantages(np.array([[1.0, 0, 0, 0]]), state, ALL, 0.8)
+    advantages = multi_level_advantages(ONE_OF_FOUR[None], state, ALL, 0.8)
     # Outcome (.75, -.25, ...); turn 0 (1.5, -.5, ...); final turn (.5, .5, -.5, -.5).
     close(advantages[0, 0], [0.9, -0.3, -0.3, -0.3])
     close(advantages[0, 1], [0.7, -0.1, -0.3, -0.3])
@@ -58,19 +60,21 @@ def test_the_two_levels_are_mixed_by_alpha_each_turn_being_its_own_group():
 
 def test_dead_members_are_outside_the_mean_and_get_zero():
     mask = np.array([[[True, True, False, True], [True, True, False, True]]])
-    advantages = multi_level_advantages([[1.0, 0, 9, 0]], [[[3.0, 0, 9, 0], [0.0, 0, 9, 0]]], mask, 0.5)
+    advantages = multi_level_advantages(
+        np.array([[1.0, 0, 9, 0]]), np.array([[[3.0, 0, 9, 0], [0.0, 0, 9, 0]]]), mask, 0.5
+    )
     # Outcome over three (2/3, -1/3, ., -1/3); turn 0 (2, -1, ., -1); final turn all equal.
     close(advantages, [[[4 / 3, -2 / 3, 0, -2 / 3], [1 / 3, -1 / 6, 0, -1 / 6]]])
 
 
 def test_a_turn_that_one_rollout_alone_has_gets_its_outcome_only():
     mask = np.array([[[True, False], [True, True]]])
-    close(multi_level_advantages([[1.0, 0]], [[[5.0, 7], [0.0, 2]]], mask, 0.5), [[[0.25, 0], [-0.25, 0.25]]])
+    close(multi_level_advantages(TWO, np.array([[[5.0, 7], [0.0, 2]]]), mask, 0.5), [[[0.25, 0], [-0.25, 0.25]]])
 
 
 def test_a_group_of_one_gives_zero_whether_alone_or_left_alone():
     alone = multi_level_advantages(np.ones((2, 1)), np.ones((2, 3, 1)), np.ones((2, 3, 1), bool))
-    left = multi_level_advantages([[1.0, 0]], [[[5.0, 7], [4.0, 2]]], np.array([[[True, False]] * 2]))
+    left = multi_level_advantages(TWO, np.array([[[5.0, 7], [4.0, 2]]]), np.array([[[True, False]] * 2]))
     assert alone.shape == (2, 3, 1) and not np.any(alone) and not np.any(left)
 
 
@@ -139,12 +143,12 @@ def test_a_reward_common_to_a_group_changes_nothing_and_live_advantages_of_a_gro
 
 def test_decoupled_parts_have_an_equal_say_whatever_their_scale():
     # Part a alone would give (1, -1, 0, 0) in direction, b (0, 0, 1, -1): after normalising by itself, both alike.
-    parts = {"a": [[[100.0, -100, 0, 0]] * 2], "b": [[[0.0, 0, 1, -1]] * 2]}
+    parts = {"a": np.array([[[100.0, -100, 0, 0]] * 2]), "b": np.array([[[0.0, 0, 1, -1]] * 2])}
     outcome = np.zeros((1, 4))
     # Each deviation leaves ±1.2247; the sum has root mean square 1.2247, which the batch scale removes.
     close(decoupled_advantages(outcome, parts, ALL, 0.0), [[[1, -1, 1, -1]] * 2], 1e-4)
     weighted = decoupled_advantages(outcome, parts, ALL, 0.0, weights={"b": 0})
     close(weighted, [[[2**0.5, -(2**0.5), 0, 0]] * 2], 1e-4)
-    close(decoupled_advantages([[1.0, 0, 0, 0]], parts, ALL, 1.0)[0, 0], [3**0.5, *[-(3**-0.5)] * 3], 1e-4)
+    close(decoupled_advantages(ONE_OF_FOUR[None], parts, ALL, 1.0)[0, 0], [3**0.5, *[-(3**-0.5)] * 3], 1e-4)
     with pytest.raises(ValueError, match=r"\['a', 'b'\], found one of \['c'\]"):
         decoupled_advantages(outcome, parts, ALL, weights={"c": 1})

@@ -97,7 +97,7 @@ def test_state_mean_gives_turns_rollouts_and_questions_equal_shares():
 
 def test_unknown_averages_and_a_missing_divisor_are_named():
     with pytest.raises(ValueError, match="found 'mean'"):
-        token_weights("mean", np.ones((1, 1, 1, 1), bool))  # pyright: ignore[reportArgumentType]
+        token_weights("mean", np.ones((1, 1, 1, 1), bool))
     with pytest.raises(ValueError, match="loss_divisor"):
         token_weights("constant", np.ones((1, 1, 1, 1), bool))
 
@@ -121,9 +121,10 @@ def test_state_mean_weights_of_each_live_question_sum_to_one_and_its_rollouts_sh
     mask = random_mask(seed)
     weights, total = token_weights("state_mean", mask)
     live = mask.any((1, 3))
-    close(weights.sum((1, 2, 3)), live.any(1).astype(float), 1e-5)
+    questions = live.any(axis=-1)
+    close(weights.sum((1, 2, 3)), questions.astype(float), 1e-5)
     close(weights.sum((1, 3)), live / np.maximum(live.sum(1, keepdims=True), 1), 1e-5)
-    assert total == max(int(live.any(1).sum()), 1)
+    assert total == max(int(questions.sum()), 1)
 
 
 @FEW
@@ -217,11 +218,21 @@ def test_inf_and_nan_at_padded_places_reach_neither_loss_nor_gradient(bad):
     live, weights = np.array([-1.0, -2.0]), np.array([1.0, 1.0, 0.0])
 
     def loss(logp, fill):
-        padded = {
-            name: np.append(live - 0.1, fill)
-            for name in ("logp_old", "logp_ref", "advantages", "sampled_logp", "entropy")
-        }
-        return policy_loss(logp, weights=weights, beta=0.1, entropy_bonus=0.1, dual_clip=3.0, **padded)
+        def pad(values):
+            return np.append(values, fill)
+
+        return policy_loss(
+            logp,
+            pad(live - 0.1),
+            pad(live + 0.2),
+            weights,
+            beta=0.1,
+            logp_ref=pad(live - 0.3),
+            entropy_bonus=0.1,
+            entropy=pad(-live),
+            sampled_logp=pad(live),
+            dual_clip=3.0,
+        )
 
     def value_and_grad(fill):
         logp = jnp.asarray(np.append(live, fill), jnp.float32)
