@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from remem_jax.errors import RememError
 
@@ -46,9 +47,9 @@ def chat_texts(template: str, names: Mapping[str, str]) -> tuple[str, str]:
     import jinja2
 
     conversation = [{"role": "user", "content": _PLACEHOLDER}]
-    options = {"add_generation_prompt": True, "enable_thinking": False, "date_string": _DATE}
+    options: dict[str, Any] = {"add_generation_prompt": True, "enable_thinking": False, "date_string": _DATE, **names}
     try:
-        rendered = render_jinja_template([conversation], chat_template=template, **options, **names)[0][0]
+        rendered = render_jinja_template([conversation], chat_template=template, **options)[0][0]
     except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise RememError(f"the chat template can't render a single user message: {reason}") from None

@@ -60,7 +60,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path = _in_directory(path)
     if not path.is_file():
         raise RememError(f"path {path} does not exist: give a model directory, tokenizer.json, .model or .gguf file")
-    if path.open("rb").read(4) == b"GGUF" or path.suffix == ".gguf":
+    with path.open("rb") as file:
+        starts_as_gguf = file.read(4) == b"GGUF"
+    if starts_as_gguf or path.suffix == ".gguf":
         return _from_gguf(path)
     return _from_hugging_face(path)
 

@@ -67,7 +67,7 @@ class JsonTokenizer:
         return [i for i in self.plain.encode(text, add_special_tokens=False).ids if i not in self.special_ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.whole.decode(list(ids), skip_special_tokens=True)
+        return self.whole.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def chat(self) -> tuple[list[int], list[int]]:
         return self.format.ids(lambda text: self.encode(text, special=True))

@@ -7,6 +7,7 @@ No space is put before a text, though such models were trained with one: prompts
 before each would be one that the text does not have. Joined ids of segments thus decode to the joined text.
 """
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,9 +109,7 @@ def build(
 def proto_of_file(path: Path) -> Any:
     """The `ModelProto` in a SentencePiece `.model` file."""
     from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2 as pb
-
-    proto = pb.ModelProto()
+    proto = _messages().ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
     except (DecodeError, OSError):
@@ -120,21 +119,24 @@ def proto_of_file(path: Path) -> Any:
 
 def proto_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Any:
     """The `ModelProto` that a GGUF file with `tokenizer.ggml.model` = llama describes: BPE by scores."""
-    from sentencepiece import sentencepiece_model_pb2 as pb
-
     keys = [f"tokenizer.ggml.{key}" for key in ("tokens", "scores", "token_type")]
     if lacking := [key for key in keys if not metadata.get(key)]:
         raise RememError(f"{path} lacks the metadata entry {lacking[0]}: fetch a file that holds its tokenizer")
     tokens, scores, kinds = (metadata[key] for key in keys)
-    proto = pb.ModelProto()
+    proto = _messages().ModelProto()
     for token, score, kind in zip(tokens, scores, kinds):
         proto.pieces.add(piece=token, score=score, type=kind)
-    proto.trainer_spec.model_type = pb.TrainerSpec.BPE
+    proto.trainer_spec.model_type = _messages().TrainerSpec.BPE
     proto.trainer_spec.byte_fallback = _BYTE in kinds
     proto.trainer_spec.vocab_size = len(tokens)
     proto.normalizer_spec.name = "identity"
     proto.normalizer_spec.remove_extra_whitespaces = False
     return proto
+
+
+def _messages() -> Any:
+    """SentencePiece's protobuf messages, whose classes are made at import."""
+    return importlib.import_module("sentencepiece.sentencepiece_model_pb2")
 
 
 def _load(source: Path, proto: Any) -> sentencepiece.SentencePieceProcessor:

@@ -24,6 +24,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "needs_data: needs the real data folder (REMEM_DATA)")
     config.addinivalue_line("markers", "parity: compares with torch and transformers")
     config.addinivalue_line("markers", "slow: takes minutes")
+    config.addinivalue_line("markers", "needs_qwen: needs a Qwen2.5 GGUF file (REMEM_QWEN_GGUF)")
 
 
 def _missing():
@@ -33,6 +34,8 @@ def _missing():
         missing["needs_data"] = f"the data folder is absent: {HOW_TO_GET_DATA}"
     if importlib.util.find_spec("torch") is None:
         missing["parity"] = "torch is absent: it is installed with the extra dev on Python 3.11"
+    if not os.environ.get("REMEM_QWEN_GGUF"):
+        missing["needs_qwen"] = "set REMEM_QWEN_GGUF to a Qwen2.5 GGUF file (CONTRIBUTING says where from)"
     return missing
 
 
