@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remem_jax.agent.protocol import Reply, Tags, count_boxes, parse_answer, parse_reply
@@ -119,6 +119,7 @@ def test_tag_names_that_cannot_be_told_apart_are_refused(names):
         Tags(**names)
 
 
+@settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join), st.booleans())
 def test_any_text_at_all_is_parsed_and_an_invalid_reply_changes_nothing(text, callbacks):
     for tags in (Tags(), Tags(memory=None)):
@@ -133,6 +134,7 @@ def test_any_text_at_all_is_parsed_and_an_invalid_reply_changes_nothing(text, ca
 WITHOUT_MARKS = st.text(st.characters(exclude_characters="<"))
 
 
+@settings(deadline=None)
 @given(WITHOUT_MARKS, WITHOUT_MARKS)
 def test_what_is_written_between_plain_marks_comes_back(memory, callback):
     reply = parse_reply(f"<callback>{callback}</callback>\n<memory>{memory}</memory>")
@@ -181,6 +183,7 @@ def boxes_by_counting(text):
     return [body for _, _, body in found]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(BOX_PIECES), max_size=20).map("".join) | st.text())
 def test_boxes_found_in_one_pass_are_those_found_by_counting_from_each_mark(text):
     bodies = boxes_by_counting(text)

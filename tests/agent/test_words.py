@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remem_jax.agent.words import WordTable, words
@@ -33,6 +33,7 @@ def test_words_are_folded_runs_of_letters_marks_and_numbers(text, expected):
     assert words(text) == expected
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_words_of_two_texts_apart_are_the_words_of_both(a, b):
     assert words(f"{a} {b}") == words(a) | words(b)
@@ -59,6 +60,7 @@ def test_a_blank_text_and_a_size_of_zero_give_only_padding():
     assert (row.shape, overflow) == ((0,), 2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text()))
 def test_two_words_never_share_an_id(texts):
     table = WordTable()
