@@ -112,6 +112,12 @@ def test_every_make_command_of_the_documents_is_a_target():
     assert named - targets == set()
 
 
+def test_the_contributing_guide_explains_every_variable_that_selects_tests():
+    named = set(re.findall(r"REMEM_[A-Z_]+[A-Z]", (ROOT / "tests" / "conftest.py").read_text()))
+    assert "REMEM_DATA" in named
+    assert named - set(re.findall(r"REMEM_[A-Z_]+[A-Z]", (ROOT / "CONTRIBUTING.md").read_text())) == set()
+
+
 def make(*arguments: str) -> subprocess.CompletedProcess:
     """Runs make at the root of the repository, free of the settings of a make that runs this test."""
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
