@@ -30,10 +30,11 @@ def centre(
     values = jnp.where(live, jnp.asarray(values, jnp.float32), 0.0)
     count = live.sum(-1, keepdims=True)
     mean = values.sum(-1, keepdims=True) / jnp.maximum(count, 1).astype(jnp.float32)
-    # A mean rounds: without this test equal values would leave a rest, which the standard deviation blows up.
+    # Unequal values also mean at least two members. A mean rounds: without this test equal values would leave a rest,
+    # which the standard deviation blows up.
     high = jnp.where(live, values, -jnp.inf).max(-1, keepdims=True)
     low = jnp.where(live, values, jnp.inf).min(-1, keepdims=True)
-    centred = jnp.where(live & (count > 1) & (high > low), values - mean, 0.0)
+    centred = jnp.where(live & (high > low), values - mean, 0.0)
     if not std:
         return centred
     variance = (centred**2).sum(-1, keepdims=True) / jnp.maximum(count - 1, 1).astype(jnp.float32)
