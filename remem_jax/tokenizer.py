@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from remem_jax.errors import RememError
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_NORMAL, _CONTROL = 1, 3  # tokenizer.ggml.token_type
 
 
 class Tokenizer(Protocol):
@@ -107,7 +108,10 @@ def _from_gguf(path: Path) -> Tokenizer:
     metadata = read_metadata(path)
     tokens = metadata.get("tokenizer.ggml.tokens") or []
     ids = {role: metadata.get(f"tokenizer.ggml.{role}_id") for role in ("bos_token", "eos_token")}
-    names = {role: tokens[i] for role, i in ids.items() if i is not None and i < len(tokens)}
+    kinds = metadata.get("tokenizer.ggml.token_type") or [_CONTROL] * len(tokens)
+    # Some files name an ordinary token, as a comma for BOS; it must stay text.
+    usable = {role: i for role, i in ids.items() if i is not None and i < len(tokens) and kinds[i] != _NORMAL}
+    names = {role: tokens[i] for role, i in usable.items()}
     template = metadata.get("tokenizer.chat_template")
     add_bos = metadata.get("tokenizer.ggml.add_bos_token")
     kind = metadata.get("tokenizer.ggml.model")

@@ -93,7 +93,8 @@ def build(
     spec = _without_space_prefix({**spec, "truncation": None, "padding": None, "post_processor": None})
     whole = _parse(source, spec)
     added = {token.content for token in whole.get_added_tokens_decoder().values()}
-    roles = [*names.values(), _unknown(spec["model"])]
+    # Not the padding token: models without one of their own name an ordinary token, which must stay text.
+    roles = [names.get("bos_token"), names.get("eos_token"), _unknown(spec["model"])]
     whole.add_special_tokens(
         [name for name in roles if name and name not in added and whole.token_to_id(name) is not None]
     )

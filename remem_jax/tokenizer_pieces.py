@@ -109,6 +109,7 @@ def build(
 def proto_of_file(path: Path) -> Any:
     """The `ModelProto` in a SentencePiece `.model` file."""
     from google.protobuf.message import DecodeError
+
     proto = _messages().ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())

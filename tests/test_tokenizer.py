@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: no text becomes a special id, texts come back, cuts fall between characters, chats split."""
+"""Tokenizers of every kind: no text becomes a special id, texts come back, cuts fall between characters."""
 
 import json
 import os
@@ -190,7 +190,8 @@ def test_a_template_file_goes_before_the_template_in_the_settings(tmp_path):
 
 def test_of_several_templates_the_default_is_taken(tmp_path):
     made.byte_level_bpe(tmp_path)
-    templates = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}<|end|>"}]
+    default = {"name": "default", "template": "{{ messages[0].content }}<|end|>"}
+    templates = [{"name": "tool_use", "template": "x"}, default]
     made.write_json(tmp_path, "tokenizer_config.json", {"chat_template": templates})
     assert load_tokenizer(tmp_path).chat() == ([], [1])
 
@@ -211,8 +212,8 @@ def test_a_template_that_mangles_the_message_is_refused(template, message):
 
 
 def test_a_dated_template_prints_the_same_date_on_any_day():
-    template = "{% if not date_string is defined %}{% set date_string = strftime_now('%d') %}{% endif %}{{ date_string }}"
-    assert chat_texts(template + "|{{ messages[0].content }}", {})[0] == "26 Jul 2024|"
+    template = "{% if not date_string is defined %}{% set date_string = strftime_now('%d') %}{% endif %}"
+    assert chat_texts(template + "{{ date_string }}|{{ messages[0].content }}", {})[0] == "26 Jul 2024|"
 
 
 def test_a_chat_is_rendered_without_torch_and_in_silence(tmp_path):
@@ -250,6 +251,41 @@ def test_a_named_end_token_inside_the_base_vocabulary_is_special(tmp_path):
     spec["added_tokens"] = []
     made.write_json(tmp_path, "tokenizer.json", spec)
     assert load_tokenizer(path).special_ids == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("pre", "number", "word", "composed"),
+    [
+        ("gpt2", ["123", "4"], ["c", "a", "b"], False),
+        ("smollm", ["1", "2", "3", "4"], ["c", "a", "b"], False),
+        ("qwen2", ["1", "2", "3", "4"], ["c", "a", "b"], True),
+        ("llama-bpe", ["123", "4"], ["cab"], False),
+    ],
+)
+def test_a_gguf_vocabulary_splits_words_as_its_name_says(tmp_path, pre, number, word, composed):
+    # `cab` is in the vocabulary, but no merge makes it: only Llama 3 looks whole words up.
+    tokens = [*byte_alphabet(), "12", "123", "cab", "<|end|>", "<tool_call>"]
+    kinds = {"<|end|>": 3, "<tool_call>": 4}
+    path = made.bpe_gguf(tmp_path, pre, tokens, ["1 2", "12 3"], kinds, bos_id=259)
+    tokenizer = load_tokenizer(path)
+    assert [tokens[i] for i in tokenizer.encode("1234")] == number
+    assert [tokens[i] for i in tokenizer.encode("cab")] == word
+    assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is composed
+    assert tokenizer.special_ids == {259, 260}
+    assert tokenizer.encode("<tool_call><|end|>", special=True) == [260, 259]
+    assert tokenizer.decode([258, 260, 259]) == "cab<tool_call>"
+    assert tokenizer.chat() == (([259], []) if pre == "llama-bpe" else ([], []))
+
+
+def test_an_ordinary_token_named_as_bos_or_padding_stays_text(tmp_path):
+    # Some Qwen files name token 11, a comma, as BOS; some fine-tuned models pad with an exclamation mark.
+    path = made.bpe_gguf(tmp_path, "qwen2", [*byte_alphabet(), "on", "<|end|>"], ["o n"], {"<|end|>": 3}, bos_id=11)
+    tokenizer = load_tokenizer(path)
+    assert (tokenizer.special_ids, tokenizer.bos_id) == ({257}, None)
+    assert tokenizer.decode(tokenizer.encode("one, two!")) == "one, two!"
+    made.byte_level_bpe(tmp_path)
+    made.write_json(tmp_path, "tokenizer_config.json", {"pad_token": "!"})
+    assert load_tokenizer(tmp_path).special_ids == {0, 1, 344}
 
 
 def test_what_is_no_tokenizer_is_refused_in_one_line(tmp_path):

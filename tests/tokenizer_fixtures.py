@@ -20,7 +20,8 @@ CONTROL = ("<|begin|>", "<|end|>")
 ADDED = "<tool_call>"
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|begin|>assistant\n{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<|begin|>assistant\n"
+    "{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"
 )
 
 
@@ -48,9 +49,10 @@ def byte_level_bpe(directory: Path) -> Path:
 
 
 def unigram_json(directory: Path) -> Path:
-    """tokenizer.json: Unigram as Llama-like converters write it, `<s>` and `</s>` in the vocabulary with the best score."""
+    """tokenizer.json: Unigram with a space put first; `<s>` and `</s>` in the vocabulary with the best score."""
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -9.0) for byte in range(256))]
-    pieces += [("▁", -2.0), ("▁the", -3.0), ("▁a", -3.0), *((letter, -4.0) for letter in "abcdefghijklmnopqrstuvwxyz<>/")]
+    pieces += [("▁", -2.0), ("▁the", -3.0), ("▁a", -3.0)]
+    pieces += [(letter, -4.0) for letter in "abcdefghijklmnopqrstuvwxyz<>/"]
     tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -98,6 +100,22 @@ def sentencepiece_gguf(directory: Path) -> Path:
     writer.add_token_types([piece.type for piece in proto.pieces])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    finish(writer)
+    return path
+
+
+def bpe_gguf(
+    directory: Path, pre: str, tokens: list[str], merges: list[str], kinds: dict[str, int], bos_id: int
+) -> Path:
+    """A GGUF file without tensors that holds a byte-level BPE vocabulary; `kinds` of tokens that aren't normal (1)."""
+    path = directory / "bpe.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_merges(merges)
+    writer.add_token_types([kinds.get(token, 1) for token in tokens])
+    writer.add_bos_token_id(bos_id)
     finish(writer)
     return path
 

@@ -8,6 +8,7 @@ Format: github.com/ggml-org/ggml, docs/gguf.md.
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class GgufFile:
         """
         entry = self._entry(name)
         index = index or ()
-        rows = _row_order(entry, self.metadata)
+        rows = _row_order(self.path, name, entry.shape[0], self.metadata)
         if rows is not None or index:
             all_rows = np.arange(entry.shape[0]) if rows is None else rows
             rows = all_rows[index[0]] if index else all_rows
@@ -132,15 +133,17 @@ def read_gguf(path: str | Path) -> GgufFile:
     return GgufFile(path, metadata, header.tensors(), np.memmap(path, np.uint8, mode="r"))
 
 
-def _row_order(entry: _Stored, metadata: dict[str, Any]) -> np.ndarray | None:
+def _row_order(path: Path, name: str, rows: int, metadata: dict[str, Any]) -> np.ndarray | None:
     """For each row in Hugging Face's order the row of the file, or None where the two orders are the same."""
-    part = entry.gguf_name.split(".")[-2]
-    if metadata["general.architecture"] != "llama" or part not in ("attn_q", "attn_k"):
+    kind = re.search(r"self_attn\.([qk])_proj\.", name)
+    if metadata["general.architecture"] != "llama" or kind is None:
         return None
-    heads = metadata["llama.attention.head_count"]
-    if part == "attn_k":
+    heads = required(path, metadata, "llama.attention.head_count")
+    if kind[1] == "k":
         heads = metadata.get("llama.attention.head_count_kv", heads)
-    return np.arange(entry.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
+        raise RememError(f"{path}: tensor {name} has {rows} rows: expected a multiple of twice its {heads} heads")
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 class _Header:
@@ -178,6 +181,8 @@ class _Header:
             shape = tuple(self._number("<Q") for _ in range(self._number("<I")))[::-1]
             table.append((name, shape, self._number("<I"), self._number("<Q")))
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise RememError(f"{self.path} is damaged: its tensors are aligned to {alignment}; fetch the file again")
         base = -(-self.at // alignment) * alignment
         stored = {}
         for name, shape, kind, offset in table:
@@ -188,7 +193,9 @@ class _Header:
                     f"{self.path}: tensor {name} has the unknown GGML type {kind}: file damaged?"
                 ) from None
             size = int(np.prod(shape, dtype=object)) * block_bytes // per_block
-            if not shape or shape[-1] % per_block or base + offset + size > self.size:
+            if not shape or 0 in shape or shape[-1] % per_block:
+                raise RememError(f"{self.path} is damaged: tensor {name} has the shape {shape}; fetch the file again")
+            if base + offset + size > self.size:
                 self._short(f"tensor {name} of shape {shape}", base + offset + size)
             stored[hf_tensor_name(name)] = _Stored(name, shape, kind, base + offset, size)
         return stored

@@ -74,6 +74,8 @@ def config_of(
     for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         if isinstance(value(key, 0), list):
             raise RememError(f"{path} has a {key} for each layer: only models whose layers are alike are supported")
+    if heads < 1:
+        raise RememError(f"{path} has {heads} attention heads: the file is damaged; fetch it again")
     head_dim = value("attention.key_length", hidden // heads)
     rotated = value("rope.dimension_count", head_dim)
     if rotated != head_dim or value("attention.value_length", head_dim) != head_dim:
