@@ -1,6 +1,6 @@
 """Generate replies for groups of prompts: one packed prefill a group, then one decode loop on a two-part cache.
 
-The host is visited only when every row has ended, when the rows still alive fit a smaller batch, or when the cache is full.
+The host is visited only when every row has ended, when the live rows fit a smaller batch, or when the cache is full.
 
 Axes: `N` questions, `G` rollouts, `P` prefix slot, `S` suffix slots, `T` tokens of a packed row, `R` reply tokens,
 `C` own cache slots (suffix and reply), `V` vocabulary, `K` key heads, `h` head size.

@@ -19,18 +19,20 @@ def question_digest(question_id: str) -> int:
     return int.from_bytes(hashlib.sha256(question_id.encode("utf-8", "surrogatepass")).digest()[:4], "little")
 
 
-def row_keys(seed: int, step: int, digests: Int[Array, "N"], rollouts: Int[Array, "G"], turn: int) -> Key[Array, "N G"]:
+def row_keys(
+    seed: int, step: int, digests: Int[Array, "N"], rollouts: Int[Array, "G"], turns: Int[Array, "N"]
+) -> Key[Array, "N G"]:
     """The key of each row, folded from (seed, rollout step, question digest, g, t); `generate` folds the token index.
 
     Never from the row number, so who shares a batch, waves, compaction and meshes do not change a row's numbers.
     """
     key = jax.random.fold_in(jax.random.key(seed), step)
 
-    def one(digest, g):
+    def one(digest, turn, g):
         return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, digest), g), turn)
 
-    over_rollouts = jax.vmap(one, in_axes=(None, 0))
-    return jax.vmap(over_rollouts, in_axes=(0, None))(digests, rollouts)
+    over_rollouts = jax.vmap(one, in_axes=(None, None, 0))
+    return jax.vmap(over_rollouts, in_axes=(0, 0, None))(digests, turns, rollouts)
 
 
 def sample(

@@ -1,0 +1,141 @@
+"""From documents and a question to what the loop reads: token chunks, and a length budget checked before anything runs.
+
+Axes: `T` chunks of a document.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from remem_jax.agent.prompts import LOOPLESS, PromptBlocks, prompt_parts
+from remem_jax.agent.recall import recall
+from remem_jax.config import AgentConfig
+from remem_jax.data.documents import Document, paragraphs, render_documents
+from remem_jax.errors import RememError
+from remem_jax.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """One question with the text it is asked about, as ids."""
+
+    id: str
+    """Stable name of the question; random numbers are folded from it."""
+    question: str
+    question_ids: tuple[int, ...]
+    chunks: tuple[np.ndarray, ...]
+    """Ids of each chunk, `T` of them; the agents without a loop have at most one, shown in the final turn."""
+    document_tokens: int
+    """Tokens of the whole document, also those that were cut."""
+    cut_tokens: int = 0
+    """Tokens of the document that will not be read: beyond `max_chunks`, or cut out of the middle (full_context)."""
+
+
+def chunk_ids(ids: np.ndarray, chunk_tokens: int) -> tuple[np.ndarray, ...]:
+    """Ids cut into `ceil(tokens / chunk_tokens)` chunks; none for no ids."""
+    return tuple(ids[i : i + chunk_tokens] for i in range(0, len(ids), chunk_tokens))
+
+
+def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document]) -> np.ndarray:
+    """Ids of the rendered documents, int32; special strings in them are plain text."""
+    return np.asarray(tokenizer.encode(render_documents(documents)), np.int32)
+
+
+def prepare(
+    tokenizer: Tokenizer,
+    config: AgentConfig,
+    blocks: PromptBlocks,
+    context: int,
+    questions: Sequence[tuple[str, str]],
+    documents: Sequence[Document],
+) -> list[Reading]:
+    """Readings of several questions, `(id, text)`, over one set of documents, which is tokenised once.
+
+    Raises:
+        RememError: an empty or overlong question, or lengths that do not fit `context` (the sum spelled out).
+    """
+    if not questions:
+        raise RememError("expected at least one question, found none")
+    encoded = [_question_ids(tokenizer, config, text) for _, text in questions]
+    longest = max(map(len, encoded))
+    room = check_budget(config, blocks, context, longest)
+    readings = []
+    whole = None if config.agent == "retrieval" else encode_documents(tokenizer, documents)
+    for (name, text), ids in zip(questions, encoded, strict=True):
+        if whole is None:
+            shown, total = _retrieved(tokenizer, config, text, documents)
+        else:
+            shown, total = whole, len(whole)
+        if config.agent in LOOPLESS:
+            kept = cut_middle(shown, room)
+            chunks = (kept,) if len(kept) else ()
+        else:
+            chunks = chunk_ids(shown, config.chunk_tokens)[: config.max_chunks]
+        cut = len(shown) - sum(map(len, chunks))
+        readings.append(Reading(name, text, tuple(ids), chunks, total, cut))
+    return readings
+
+
+def cut_middle(ids: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` ids: the first half and the last half of the room, the middle left out."""
+    if len(ids) <= limit:
+        return ids
+    head = limit - limit // 2
+    return np.concatenate([ids[:head], ids[len(ids) - limit // 2 :]])
+
+
+def check_budget(config: AgentConfig, blocks: PromptBlocks, context: int, question_tokens: int) -> int:
+    """Check that the longest prompt and its reply fit the model; returns the tokens left for a document.
+
+    Raises RememError with the sum spelled out.
+    """
+    loop = config.agent not in LOOPLESS
+    terms = {
+        "question": question_tokens,
+        "reply": config.max_reply_tokens,
+        "prompt text": _prompt_tokens(config, blocks),
+    }
+    if loop:
+        terms |= {"chunk": config.chunk_tokens, "memory": max(config.memory_tokens, len(blocks.no_memory))}
+    if loop and config.agent != "memagent":
+        terms["recalled memory"] = max(config.memory_tokens, len(blocks.no_recall))
+    total = sum(terms.values())
+    if total + (0 if loop else 1) > context:
+        spelled = " + ".join(f"{name} {count}" for name, count in terms.items())
+        raise RememError(
+            f"{spelled} = {total} tokens do not fit the model's context of {context}: "
+            f"lower {'chunk_tokens, memory_tokens or ' if loop else ''}max_reply_tokens"
+        )
+    return context - total
+
+
+def _prompt_tokens(config: AgentConfig, blocks: PromptBlocks) -> int:
+    """Constant tokens of the longer of the two prompts."""
+    turns = (True,) if config.agent in LOOPLESS else (False, True)
+    return max(
+        sum(len(s) for part in prompt_parts(blocks, config.agent, config.prompt_order, final) for s in part
+            if not isinstance(s, str))
+        for final in turns
+    )  # fmt: skip
+
+
+def _question_ids(tokenizer: Tokenizer, config: AgentConfig, text: str) -> list[int]:
+    if not text.strip():
+        raise RememError("the question is empty: give a question of at least one word")
+    ids = tokenizer.encode(text)
+    if len(ids) > config.question_tokens:
+        raise RememError(
+            f"the question has {len(ids)} tokens, expected at most question_tokens = {config.question_tokens}: "
+            "shorten it or raise question_tokens"
+        )
+    return ids
+
+
+def _retrieved(tokenizer: Tokenizer, config: AgentConfig, question: str, documents: Sequence[Document]):
+    """Ids of the paragraphs with the highest recall of the question, in document order, and of all the documents."""
+    pieces = paragraphs(documents)
+    scores = [recall(question, f"{piece.title}\n{piece.text}") for piece in pieces]
+    best = sorted(range(len(pieces)), key=lambda i: (-scores[i], i))[: config.retrieval_paragraphs]
+    shown = encode_documents(tokenizer, [pieces[i] for i in sorted(best)])
+    return shown, len(encode_documents(tokenizer, documents))
