@@ -5,8 +5,7 @@ A checkpoint is checked whole, by names and shapes, before anything is read.
 Axes: L layers.
 """
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,14 +49,21 @@ class Model:
     """The directory or .gguf file it came from."""
 
 
-def load_model(path: str | Path, dtype: Any = "float32", *, stacked: bool = False, mesh: Any = None) -> Model:
+def load_model(
+    path: str | Path,
+    dtype: Any = "float32",
+    *,
+    stacked: bool = False,
+    shardings: Callable[[dict], dict] | None = None,
+) -> Model:
     """A model and its tokenizer.
 
     Args:
         path: a Hugging Face directory with safetensors weights, a .gguf file, a directory with one, or a hub id.
         dtype: float32, bfloat16 or float16, whatever the checkpoint's own.
         stacked: layers in `[L, ...]` arrays, the form for training.
-        mesh: places every parameter on this mesh by the logical axis rules; None: on the default device.
+        shardings: makes, of the tree of `Spec`s (`parameter_tree`), the tree of shardings to load to; None: everything
+            goes to the default device.
 
     Raises:
         RememError: there are no weights, the architecture is not supported, or a tensor is missing, extra or misshapen.
@@ -69,12 +75,8 @@ def load_model(path: str | Path, dtype: Any = "float32", *, stacked: bool = Fals
     file = _weights(root)
     source: Source = open_safetensors(file) if file.is_dir() else read_gguf(file)
     config = from_hf(source.config())
-    shardings = None
-    if mesh is not None:
-        from remem_jax.mesh import shardings_of
-
-        shardings = shardings_of(parameter_tree(config, stacked=stacked), mesh)
-    params = load_params(source, config, dtype, stacked=stacked, shardings=shardings)
+    places = None if shardings is None else shardings(parameter_tree(config, stacked=stacked))
+    params = load_params(source, config, dtype, stacked=stacked, shardings=places)
     return Model(config, params, _tokenizer(root, file), dtype, root)
 
 
@@ -84,7 +86,7 @@ def _weights(root: Path) -> Path:
         return root
     found = sorted(p for p in root.iterdir() if p.suffix.lower() == ".gguf")
     if len(found) > 1:
-        raise RememError(f"expected one .gguf file in {root}, found {len(found)}; name one of them: {found[0].name}, ...")
+        raise RememError(f"expected one .gguf file in {root}, found {len(found)}: name one of them, as {found[0]}")
     return found[0] if found else root
 
 

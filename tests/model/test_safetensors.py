@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from remem_jax.errors import RememError
 from remem_jax.model.config import from_hf, parameter_tree
-from remem_jax.model.load import init_params, load_params, stack_layers
+from remem_jax.model.load import load_params, stack_layers
 from remem_jax.model.safetensors import INDEX, SINGLE, open_safetensors, save_model
 
 TINY = {
@@ -27,9 +27,15 @@ TINY = {
 CONFIG = from_hf(TINY)
 
 
+def random_params(dtype="float32"):
+    """Parameters that all differ."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda spec: jnp.asarray(rng.normal(size=spec.shape).astype(dtype)), parameter_tree(CONFIG))
+
+
 @pytest.fixture(scope="module")
 def params():
-    return init_params(CONFIG, jax.random.key(0))
+    return random_params()
 
 
 def write(path, tensors, config=TINY):
@@ -49,7 +55,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_saved_and_loaded_parameters_are_equal_byte_for_byte(tmp_path, dtype):
-    params = init_params(CONFIG, jax.random.key(1), dtype)
+    params = random_params(dtype)
     save_model(tmp_path / "model", CONFIG, params)
     same(load_params(open_safetensors(tmp_path / "model"), CONFIG, dtype), params)
 
