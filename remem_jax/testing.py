@@ -1,4 +1,4 @@
-"""A tiny random model with a byte tokenizer, so that code around a model can be tested in seconds and without a download.
+"""A tiny random model with a byte tokenizer, so that code around a model can be tested in seconds, without a download.
 
 The model's words mean nothing; what it computes is as exact as any other's, and the same for the same seed.
 
@@ -38,6 +38,10 @@ class DummyTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(_bytes, ids)).decode("utf-8", "replace")
+
+    def show(self, ids: Sequence[int]) -> str:
+        shown = b"".join(_bytes(i) or SPECIAL[i - _FIRST_SPECIAL].encode() for i in ids)
+        return shown.decode("utf-8", "replace")
 
     def chat(self) -> tuple[list[int], list[int]]:
         head, tail = "<|begin|><|user|>", "<|end|><|assistant|>"

@@ -40,6 +40,10 @@ class Tokenizer(Protocol):
         (`<think>`, `<tool_call>`) are printed, since a model means them as text."""
         ...
 
+    def show(self, ids: Sequence[int]) -> str:
+        """Text of `ids` with every special token spelled out, for people to look at."""
+        ...
+
     def chat(self) -> tuple[list[int], list[int]]:
         """Ids before and after one user message by the chat template: the template's own system text, no thinking, the
         reply opened. Without a template ([BOS], []) where the tokenizer adds BOS by itself, else ([], [])."""

@@ -69,6 +69,9 @@ class JsonTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.whole.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    def show(self, ids: Sequence[int]) -> str:
+        return self.whole.decode([int(i) for i in ids], skip_special_tokens=False)
+
     def chat(self) -> tuple[list[int], list[int]]:
         return self.format.ids(lambda text: self.encode(text, special=True))
 

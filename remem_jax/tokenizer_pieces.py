@@ -53,6 +53,15 @@ class PieceTokenizer:
         known = [i for i in ids if 0 <= i < self.vocab_size and i != self.model.unk_id()]
         return self.model.decode([i for i in known if not self.model.is_control(i)])
 
+    def show(self, ids: Sequence[int]) -> str:
+        shown, text = "", []
+        for i in ids:
+            if 0 <= i < self.vocab_size and self.model.is_control(i):
+                shown, text = shown + self.decode(text) + self.model.id_to_piece(i), []
+            else:
+                text.append(i)
+        return shown + self.decode(text)
+
     def chat(self) -> tuple[list[int], list[int]]:
         return self.format.ids(lambda text: self.encode(text, special=True))
 

@@ -1,6 +1,6 @@
 """The agent's loop: every turn of every question and rollout, for training, evaluation and answering alike.
 
-A turn looks up, assembles prompts and generates on the device; only text (decode, parse, tokenise, intern) is host work.
+A turn looks up, assembles prompts and generates on the device; only text (parse, tokenise, intern) is host work.
 
 Axes: `N` questions of a wave, `G` rollouts, `T` chunks, `B` questions that take part in a turn.
 """
@@ -180,7 +180,7 @@ class _Wave:
             for n, reading in enumerate(readings):
                 for g, table in enumerate(self.tables[n]):
                     self.standing_query[n, g], _ = table.ids(reading.question, QUERY_WORDS)
-        self.state = self.state.replace(query=jnp.asarray(self.standing_query))
+        self.state = dataclasses.replace(self.state, query=jnp.asarray(self.standing_query))
         self.asked = (self.standing_query >= 0).any(axis=-1)
 
     def play(self, turn: int, between) -> int:

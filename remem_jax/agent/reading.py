@@ -4,7 +4,7 @@ Axes: `T` chunks of a document.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -85,29 +85,55 @@ def cut_middle(ids: np.ndarray, limit: int) -> np.ndarray:
     return np.concatenate([ids[:head], ids[len(ids) - limit // 2 :]])
 
 
+def fit_lengths(
+    config: AgentConfig, blocks: PromptBlocks, context: int, *, keep: Collection[str] = ()
+) -> tuple[AgentConfig, str]:
+    """Halve chunk, memory and reply together until they fit `context`; returns the settings and a note ("" if as is).
+
+    Lengths named in `keep` stay. A question of up to 256 tokens is allowed for. Where even 64 tokens do not fit, the
+    settings come back unchanged and the check of the budget says why.
+    """
+    names = [n for n in ("chunk_tokens", "memory_tokens", "max_reply_tokens") if n not in keep]
+    fitted = config
+    while _budget(fitted, blocks, min(256, config.question_tokens))[1] > context:
+        halved = {name: getattr(fitted, name) // 2 for name in names}
+        if not halved or min(halved.values()) < 64:
+            return config, ""
+        fitted = dataclasses.replace(fitted, **halved)
+    if fitted == config:
+        return config, ""
+    spelled = ", ".join(f"{name} {getattr(fitted, name)}" for name in names)
+    return fitted, f"lengths fitted to the model's context of {context}: {spelled}"
+
+
 def check_budget(config: AgentConfig, blocks: PromptBlocks, context: int, question_tokens: int) -> int:
     """Check that the longest prompt and its reply fit the model; returns the tokens left for a document.
 
     Raises RememError with the sum spelled out.
     """
     loop = config.agent not in LOOPLESS
-    terms = {
-        "question": question_tokens,
-        "reply": config.max_reply_tokens,
-        "prompt text": _prompt_tokens(config, blocks),
-    }
-    if loop:
-        terms |= {"chunk": config.chunk_tokens, "memory": max(config.memory_tokens, len(blocks.no_memory))}
-    if loop and config.agent != "memagent":
-        terms["recalled memory"] = max(config.memory_tokens, len(blocks.no_recall))
-    total = sum(terms.values())
-    if total + (0 if loop else 1) > context:
+    terms, total = _budget(config, blocks, question_tokens)
+    if total > context:
         spelled = " + ".join(f"{name} {count}" for name, count in terms.items())
         raise RememError(
             f"{spelled} = {total} tokens do not fit the model's context of {context}: "
             f"lower {'chunk_tokens, memory_tokens or ' if loop else ''}max_reply_tokens"
         )
     return context - total
+
+
+def _budget(config: AgentConfig, blocks: PromptBlocks, question_tokens: int) -> tuple[dict[str, int], int]:
+    """What the longest prompt and its reply are made of, in tokens, and their sum."""
+    terms = {
+        "question": question_tokens,
+        "reply": config.max_reply_tokens,
+        "prompt text": _prompt_tokens(config, blocks),
+    }
+    if config.agent not in LOOPLESS:
+        terms |= {"chunk": config.chunk_tokens, "memory": max(config.memory_tokens, len(blocks.no_memory))}
+        if config.agent != "memagent":
+            terms["recalled memory"] = max(config.memory_tokens, len(blocks.no_recall))
+    return terms, sum(terms.values())
 
 
 def _prompt_tokens(config: AgentConfig, blocks: PromptBlocks) -> int:

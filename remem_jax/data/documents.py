@@ -134,6 +134,11 @@ def paragraphs_field(value: dict[str, Any], place: str) -> list[Document]:
     ]
 
 
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file; a missing or unreadable one, or a byte that is not UTF-8, is named."""
+    return _text(_bytes(path), str(path))
+
+
 def _files_below(folder: Path) -> list[Path]:
     found = []
     for base, folders, files in os.walk(folder):
@@ -146,7 +151,7 @@ def _read_file(path: Path) -> list[Document]:
     if path.suffix.lower() not in SUFFIXES and path.exists():
         raise RememError(f"{path}: expected a document in {', '.join(SUFFIXES)}, found {path.suffix or 'no suffix'!r}")
     if path.suffix.lower() != ".jsonl":
-        return [Document(path.name, _text(_bytes(path), str(path)))]
+        return [Document(path.name, read_text(path))]
     documents = []
     for place, value in json_lines(path):
         documents += paragraphs_field(value, place) if "paragraphs" in value else [document_of(value, place)]

@@ -1,6 +1,6 @@
 """Packed rows: a prefix once, then the suffixes of its group back to back, at starts known only at run time.
 
-One form serves training, log-prob passes, prefill and ordinary packing (`prefix_slot` 0); all of it is jnp and jit-able.
+One form serves training, log-prob passes, prefill and ordinary packing (`prefix_slot` 0); all of it can be jitted.
 
 Axes: `N` rows (questions), `G` suffixes of a row, `T` tokens of a row, `P` prefix slot, `S` longest suffix.
 

@@ -1,11 +1,12 @@
 """The decoder: one Linen block for every family, run over packed rows (`forward`) or one token a row (`decode_step`).
 
-Everything but attention sees flat tokens `[M, D]`; the caller's `attend` is the only thing that differs between the two.
+Everything but attention sees flat tokens `[M, D]`; the caller's `attend` is all that differs between the two.
 
 Axes: `N` rows (questions), `G` suffixes of a row, `T` tokens of a row, `M` flat tokens, `D` hidden, `F` feed-forward,
 `H` query heads, `K` key heads, `h` head size, `V` vocabulary, `L` layers, `P` prefix slot, `S` own cache slots.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "M D"], cos, sin, attend: Callable) -> tuple[jax.Array, Any]:
-        """`attend(q [M, H, h], k [M, K, h], v [M, K, h]) -> (out [M, H, h], aux)`; returns the layer's output and aux."""
+        """The layer's output, and what `attend(q [M, H, h], k [M, K, h], v [M, K, h]) -> (out [M, H, h], aux)` adds."""
         c = self.config
         w = {
             path[1]: self.param(path[1], INITIALISERS[spec.init], spec.shape)
@@ -166,7 +167,7 @@ def decode_step(
         x, own = Block(config).apply({"params": weights}, x, cos, sin, attend)
         written.append(own)
     x = rms_norm(x, params["norm"], config.rms_norm_eps)
-    return head_logits(params, x).reshape(n, g, -1), cache.replace(own=tuple(written))
+    return head_logits(params, x).reshape(n, g, -1), dataclasses.replace(cache, own=tuple(written))
 
 
 def _attend_cache(cache: Cache, layer: int, mask, slot, q, k, v):

@@ -25,7 +25,7 @@ _compilations = 0
 _lock = threading.Lock()
 
 
-def _count(event: str, duration: float, **_):
+def _count(event: str, duration_secs: float, **kwargs: str | int) -> None:
     global _compilations
     if event == "/jax/core/compile/backend_compile_duration":
         with _lock:

@@ -210,6 +210,7 @@ def _prefill(
     n, g = suffixes.lengths.shape
     rows = pack_groups(prefixes, suffixes, row_tokens=plan.row_tokens)
     hidden, kv = forward(params, config, rows, backend=backend, return_kv=True)
+    assert kv is not None
     starts = suffix_starts(suffixes.lengths, plan.prefix)
     last = jnp.maximum(starts + suffixes.lengths - 1, 0)
     hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)  # [N, G, D]
@@ -264,7 +265,8 @@ def _take(state: _State, logits, sampling: Sampling, eos: tuple[int, ...]) -> _S
     def note(array, value):
         return array.at[:, :, step].set(jnp.where(live, value, jnp.zeros((), array.dtype)), mode="drop")
 
-    return state.replace(
+    return dataclasses.replace(
+        state,
         step=step,
         tokens=jnp.where(live, tokens, 0),
         done=state.done | is_eos,
@@ -293,17 +295,17 @@ def _decode(params, state: _State, limit, *, config, sampling, eos, interval: in
         return (state.step < limit) & jnp.any(live) & ~fits_half
 
     def one(_, state):
-        cache = state.cache.replace(prefix=prefix)
+        cache = dataclasses.replace(state.cache, prefix=prefix)
         position, slot = state.base + state.step, state.suffix_slots + state.step
         logits, cache = decode_step(params, config, cache, state.tokens, position, slot)
-        return _take(state.replace(cache=cache.replace(prefix=())), logits, sampling, eos)
+        return _take(dataclasses.replace(state, cache=dataclasses.replace(cache, prefix=())), logits, sampling, eos)
 
     def visit(state):
         return one(0, state) if interval == 1 else jax.lax.fori_loop(0, interval, one, state)
 
-    state = state.replace(cache=state.cache.replace(prefix=()))
+    state = dataclasses.replace(state, cache=dataclasses.replace(state.cache, prefix=()))
     state = jax.lax.while_loop(go_on, visit, state)
-    return state.replace(cache=state.cache.replace(prefix=prefix))
+    return dataclasses.replace(state, cache=dataclasses.replace(state.cache, prefix=prefix))
 
 
 @functools.partial(jax.jit, static_argnames="slots", donate_argnames="state")
@@ -311,7 +313,7 @@ def _grow(state: _State, *, slots: int) -> _State:
     """More own cache slots for longer replies."""
     extra = slots - state.cache.own[0][0].shape[3]
     own = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra), (0, 0))), state.cache.own)
-    return state.replace(cache=state.cache.replace(own=own))
+    return dataclasses.replace(state, cache=dataclasses.replace(state.cache, own=own))
 
 
 def _smaller_batch(live: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -342,7 +344,7 @@ def _compact(state: _State, questions, members, filling) -> _State:
     )
     per_row = ("keys", "base", "tokens", "ended", "ids", "logprobs", "sampled_logprobs", "lengths")
     moved = {name: rows(getattr(state, name)) for name in per_row}
-    return state.replace(cache=cache, done=rows(state.done) | filling, **moved)
+    return dataclasses.replace(state, cache=cache, done=rows(state.done) | filling, **moved)
 
 
 @dataclasses.dataclass

@@ -1,0 +1,69 @@
+"""Trajectories as JSON lines: one object a turn, complete enough to follow the agent and to check what it was shown.
+
+Written as turns finish, so that a kill loses nothing but the turn in flight.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from remem_jax.agent.loop import Episode, Progress, Turn
+from remem_jax.errors import RememError
+
+
+def turn_record(episode: Episode, turn: Turn) -> dict[str, Any]:
+    """One turn as plain values; `recalled_step` is the memory turn that wrote the recalled memory, null for none."""
+    record = {
+        "question_id": episode.reading.id,
+        "question": episode.reading.question,
+        "rollout": episode.rollout,
+        "turn": turn.turn,
+        "final": turn.final,
+        "prompt_tokens": turn.prompt_tokens,
+        "recalled_step": turn.recalled_step if turn.recalled_step >= 0 else None,
+        "recalled_score": turn.recalled_score,
+        "recalled": turn.recalled,
+        "reply": turn.reply,
+        "reply_tokens": len(turn.reply_ids),
+        "ended": turn.ended,
+        "valid": turn.valid,
+        "reason": turn.reason,
+        "callback": turn.callback,
+        "memory": turn.memory,
+        "memory_cut": turn.memory_cut,
+        "dropped_words": turn.dropped_words,
+        "seconds": round(turn.seconds, 4),
+        "lookup_seconds": round(turn.lookup_seconds, 6),
+    }
+    return record | ({"answer": episode.answer} if turn.final else {})
+
+
+class TraceWriter:
+    """Writes every new turn of the episodes that `Progress` shows to a file, and flushes."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not self.path.parent.is_dir():
+            raise RememError(f"trace: the directory {self.path.parent} does not exist; make it first")
+        try:
+            self._file: TextIO = self.path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise RememError(f"trace: {self.path} cannot be written: {error.strerror}") from None
+
+    def __call__(self, progress: Progress) -> None:
+        for of_question in progress.episodes:
+            for episode in of_question:
+                if len(episode.turns) and _is_new(episode, progress):
+                    line = json.dumps(turn_record(episode, episode.turns[-1]), ensure_ascii=False)
+                    self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _is_new(episode: Episode, progress: Progress) -> bool:
+    """Whether the episode's last turn was played in the step that `progress` tells of."""
+    last = episode.turns[-1]
+    return last.final if progress.turn == progress.turns else not last.final and last.turn == progress.turn - 1
