@@ -1,11 +1,13 @@
 # Every target does the set-up it needs in .venv; a second run installs nothing. `make help` lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
+# Demo, tests and benchmarks are made for the CPU; with libtpu installed JAX would first search for a TPU.
+export JAX_PLATFORMS ?= cpu
 PINS := pyproject.toml $(wildcard constraints/*.txt)
 
 # A 135M model in 8k tokens of dossier: sizes that finish within three minutes on two cores.
 DEMO_TRACE := runs/demo/trace.jsonl
-DEMO_ARGS ?= --chunk-tokens 1024 --memory-tokens 192 --max-reply-tokens 256 --temperature 0.7 --seed 0
+DEMO_ARGS ?= --chunk-tokens 1024 --memory-tokens 128 --max-reply-tokens 160 --temperature 0.7 --seed 0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo answer install test test-fast lint format bench clean
