@@ -1,4 +1,4 @@
-"""What a decoder is: its sizes and switches read from and written to Hugging Face dictionaries, and one list of its parameters.
+"""What a decoder is: its sizes and switches, from and to Hugging Face dictionaries, and one list of its parameters.
 
 Four families differ only in the values of `ModelConfig`: qwen2, qwen3 (dense), llama (Llama 3, SmolLM2) and mistral.
 
@@ -106,7 +106,7 @@ def from_hf(d: dict) -> ModelConfig:
     """`ModelConfig` of a config.json dictionary in the form of transformers 4 or 5.
 
     Raises:
-      RememError: the architecture, the activation or the rotary scaling is not one of ours, or a size is missing.
+        RememError: the architecture, the activation or the rotary scaling is not one of ours, or a size is missing.
     """
     model_type = d.get("model_type")
     if model_type not in _ARCHITECTURES:
@@ -177,7 +177,8 @@ def to_hf(config: ModelConfig) -> dict:
     if config.rope_scaling is not None:
         d["rope_scaling"] = rope.to_hf(config.rope_scaling)
     if config.eos_ids:
-        d["eos_token_id"] = list(config.eos_ids) if len(config.eos_ids) > 1 else config.eos_ids[0]
+        first, *more = config.eos_ids
+        d["eos_token_id"] = [first, *more] if more else first
     if family in ("llama", "qwen3"):
         d["attention_bias"] = config.qkv_bias
     if family == "mistral":
@@ -232,7 +233,8 @@ def parameter_specs(config: ModelConfig) -> dict[tuple[str, ...], Spec]:
     """Every parameter by its path, those of one layer under `("layers", name)`: the only list there is."""
     c, block = config, "model.layers.{layer}."
     heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    specs = {("embed",): Spec((c.vocab_size, c.hidden_size), ("vocab", "embed"), "model.embed_tokens.weight", "normal")}
+    specs: dict[tuple[str, ...], Spec] = {}
+    specs["embed",] = Spec((c.vocab_size, c.hidden_size), ("vocab", "embed"), "model.embed_tokens.weight", "normal")
 
     def layer(name: str, shape: tuple[int, ...], axes: tuple[str, ...], hf_name: str, init: str = "normal") -> None:
         specs["layers", name] = Spec(shape, axes, block + hf_name, init)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from remem_jax.errors import RememError
-from remem_jax.model.config import ModelConfig, Spec, from_hf, parameter_specs, parameter_tree
+from remem_jax.model.config import ModelConfig, Spec, from_hf, parameter_tree
 from remem_jax.model.gguf import read_gguf
 from remem_jax.model.hub import resolve_model
 from remem_jax.model.safetensors import INDEX, SINGLE, open_safetensors
@@ -55,6 +55,7 @@ def load_model(
     *,
     stacked: bool = False,
     shardings: Callable[[dict], dict] | None = None,
+    weights: bool = True,
 ) -> Model:
     """A model and its tokenizer.
 
@@ -64,6 +65,7 @@ def load_model(
         stacked: layers in `[L, ...]` arrays, the form for training.
         shardings: makes, of the tree of `Spec`s (`parameter_tree`), the tree of shardings to load to; None: everything
             goes to the default device.
+        weights: False leaves `params` empty: configuration and tokenizer alone, for a look at prompts.
 
     Raises:
         RememError: there are no weights, the architecture is not supported, or a tensor is missing, extra or misshapen.
@@ -75,6 +77,8 @@ def load_model(
     file = _weights(root)
     source: Source = open_safetensors(file) if file.is_dir() else read_gguf(file)
     config = from_hf(source.config())
+    if not weights:
+        return Model(config, {}, _tokenizer(root, file), dtype, root)
     places = None if shardings is None else shardings(parameter_tree(config, stacked=stacked))
     params = load_params(source, config, dtype, stacked=stacked, shardings=places)
     return Model(config, params, _tokenizer(root, file), dtype, root)
@@ -119,7 +123,7 @@ def load_params(
     def place(spec: Spec, sharding: jax.sharding.Sharding) -> jax.Array:
         parts: dict[Any, np.ndarray] = {}  # replicas of a part share one reading
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             key = tuple(s.indices(n) for s, n in zip(index, spec.shape, strict=True))
             if key not in parts:
                 parts[key] = _read(source, spec, dtype, index)
@@ -176,21 +180,15 @@ def init_params(config: ModelConfig, key: jax.Array, dtype: Any = "float32", *, 
     A pure function of `key`: `jax.eval_shape` gives the shapes, `jax.jit(..., out_shardings=...)` makes each device's
     part where it belongs.
     """
-    specs = parameter_specs(config)
+    specs, structure = jax.tree.flatten(parameter_tree(config, stacked=True))
 
     def one(spec: Spec, key: jax.Array) -> jax.Array:
         if spec.init == "normal":
             return (0.02 * jax.random.normal(key, spec.shape, jnp.float32)).astype(dtype)
         return jnp.full(spec.shape, {"ones": 1, "zeros": 0}[spec.init], dtype)
 
-    params: dict[str, Any] = {"layers": {}}
-    for number, (path, spec) in enumerate(specs.items()):
-        own = jax.random.fold_in(key, number)
-        if len(path) == 1:
-            params[path[0]] = one(spec, own)
-        else:
-            keys = jax.vmap(lambda layer, own=own: jax.random.fold_in(own, layer))(jnp.arange(config.num_layers))
-            params["layers"][path[1]] = jax.vmap(lambda k, spec=spec: one(spec, k))(keys)
+    keys = jax.random.split(key, len(specs))
+    params = jax.tree.unflatten(structure, [one(spec, own) for spec, own in zip(specs, keys, strict=True)])
     return params if stacked else unstack_layers(params)
 
 

@@ -30,7 +30,7 @@ LLAMA3 = {
 OLDER_LLAMA3 = {k: v for k, v in LLAMA3.items() if k != "rope_type"} | {"type": "llama3"}
 
 
-def small(model_type="llama", **more):
+def small(model_type: str | None = "llama", **more):
     return from_hf(SMALL | {"model_type": model_type} | more)
 
 
@@ -97,12 +97,16 @@ def test_linear_scaling_divides_every_frequency():
 def test_llama3_scaling_keeps_fast_frequencies_divides_slow_ones_and_blends_between():
     # head size 4, theta 10000: frequencies 1 and 0.01. With original 1000, 0.01 turns 1000 * 0.01 / 2 pi = 1.5915
     # times: between 1 and 4, so (1.5915 - 1) / 3 = 0.19718 of it is kept and the rest divided by 8.
-    sizes = {"hidden_size": 16, "head_dim": 4, "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 1000}}
-    inv_freq, _ = rope_frequencies(small(**sizes))
+    sizes: dict = {
+        "hidden_size": 16,
+        "head_dim": 4,
+        "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 1000},
+    }
+    inv_freq, _ = rope_frequencies(small("llama", **sizes))
     keep = (1000 * 0.01 / (2 * math.pi) - 1) / 3
     np.testing.assert_allclose(inv_freq, [1.0, 0.01 * (keep + (1 - keep) / 8)], rtol=1e-5)
     slow = sizes | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 500}}
-    np.testing.assert_allclose(rope_frequencies(small(**slow))[0], [1.0, 0.01 / 8], rtol=1e-5)
+    np.testing.assert_allclose(rope_frequencies(small("llama", **slow))[0], [1.0, 0.01 / 8], rtol=1e-5)
 
 
 def test_yarn_keeps_fast_frequencies_divides_slow_ones_and_ramps_between():

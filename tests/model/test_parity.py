@@ -65,9 +65,8 @@ def reference(request, tmp_path_factory):
     import transformers
 
     torch.manual_seed(len(request.param))
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(**SIZES | FAMILIES[request.param])
-    )
+    settings: dict = SIZES | FAMILIES[request.param]
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
@@ -142,7 +141,8 @@ def test_rotary_frequencies_agree_with_transformers_to_the_last_bits(name):
 
     import transformers
 
-    hf = transformers.AutoConfig.for_model(**SIZES | FAMILIES[name] | {"hidden_size": 512})
+    settings: dict = SIZES | FAMILIES[name] | {"hidden_size": 512}
+    hf = transformers.AutoConfig.for_model(**settings)
     module = importlib.import_module(f"transformers.models.{hf.model_type}.modeling_{hf.model_type}")
     rotary = getattr(module, f"{hf.model_type.capitalize()}RotaryEmbedding")(hf)
     inv_freq, scale = rope_frequencies(from_hf(hf.to_dict()))
@@ -161,11 +161,11 @@ def check_golden(model, cases):
     That makes the greedy reply equal by induction, with one forward pass for all cases.
     """
     texts = [case["input_ids"] + case["greedy_ids"] for case in cases]
-    lengths = np.array([len(ids) for ids in texts], np.int32)
+    lengths = [len(ids) for ids in texts]
     tokens = np.zeros((len(texts), max(lengths)), np.int32)
     for row, ids in enumerate(texts):
         tokens[row, : len(ids)] = ids
-    scores = np.asarray(logits(model, tokens, lengths))
+    scores = np.asarray(logits(model, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32)))
     chosen = np.take_along_axis(scores[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
     ours = chosen - np.asarray(jax.nn.logsumexp(scores[:, :-1], axis=-1))
     for row, case in enumerate(cases):
@@ -185,8 +185,8 @@ def test_smollm2_agrees_with_the_committed_golden_values(smollm2):
 
 def test_smollm2s_token_logprobs_are_the_golden_ones(smollm2):
     case = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"][0]
-    tokens = np.array([case["input_ids"] + [0]], np.int32)
-    ours = np.asarray(token_logprobs(smollm2, tokens, np.array([tokens.shape[1] - 1], np.int32)))
+    tokens = jnp.array([case["input_ids"] + [0]], jnp.int32)
+    ours = np.asarray(token_logprobs(smollm2, tokens, jnp.array([tokens.shape[1] - 1], jnp.int32)))
     np.testing.assert_allclose(ours[0], [*case["prompt_logprobs"], 0.0], rtol=0, atol=1e-3)
 
 

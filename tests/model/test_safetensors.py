@@ -141,6 +141,13 @@ def test_nothing_is_written_over(tmp_path, params):
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["notes.txt"]
 
 
+def test_an_empty_directory_is_filled(tmp_path, params):
+    (tmp_path / "model").mkdir()
+    save_model(tmp_path / "model", CONFIG, params)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "generation_config.json", SINGLE]
+
+
 def test_a_directory_without_weights_is_named_with_what_it_holds(tmp_path):
     with pytest.raises(RememError, match=r"no weights in .*: expected model.safetensors, .*, found none of these"):
         open_safetensors(tmp_path)
