@@ -23,6 +23,7 @@ from remem_jax.errors import RememError
 from remem_jax.model.splash import splash_attention
 
 BACKENDS = ("blocked", "dense", "splash", "splash_interpret", "cudnn")
+QUERIES = 128  # queries of a block whose scores exist at one time
 MASKED = -1e30  # finite, so that a row without any visible key gives numbers and not NaN
 
 
@@ -113,21 +114,47 @@ def _blocked(q, k, v, start, valid, prefix_slot, band, *, core):
     grow_to = min(tokens, prefix_slot + band)
     block = max(256, 128 * math.ceil(grow_to / (8 * 128)))
     outs = []
-
     for begin in range(0, grow_to, block):
         end = min(begin + block, grow_to)
-        rows, index = slice(begin, end), jnp.arange(end, dtype=jnp.int32)
-        mask = visible(start[:, rows], valid[:, rows], valid[:, :end], index[rows], index, prefix_slot)
-        outs.append(core(q[:, rows], k[:, :end], v[:, :end], mask))
+        outs.append(_growing_block(q, k, v, start, valid, prefix_slot, slice(begin, end), core))
     if grow_to < tokens:
         outs.append(_window_blocks(q, k, v, start, valid, prefix_slot, band, grow_to, core))
     return jnp.concatenate(outs, axis=1) if len(outs) > 1 else outs[0]
 
 
+def _growing_block(q, k, v, start, valid, prefix_slot, rows: slice, core):
+    """The queries `rows` against all keys up to the last of them.
+
+    Scores are made for few queries at a time, in a loop: independent pieces of one program XLA schedules side by side,
+    and then the scores of all of them are alive at once. cuDNN keeps no scores and takes the block whole.
+    """
+    index = jnp.arange(rows.stop, dtype=jnp.int32)
+    k, v, valid_k = (x[:, : rows.stop] for x in (k, v, valid))
+    queries = (q[:, rows], start[:, rows], valid[:, rows], index[None, rows])
+
+    def attend(q, start, valid_q, index_q):
+        return core(q, k, v, visible(start, valid_q, valid_k, index_q[0], index, prefix_slot))
+
+    length = rows.stop - rows.start
+    count = length // QUERIES if core is _attend else 1
+    if count < 2:
+        return attend(*queries)
+    whole = count * QUERIES
+
+    def pieces(x):  # [N, Q, ...] -> [count, N, QUERIES, ...]
+        return jnp.moveaxis(x[:, :whole].reshape(x.shape[0], count, QUERIES, *x.shape[2:]), 1, 0)
+
+    out = jax.lax.map(jax.checkpoint(lambda args: attend(*args)), tuple(map(pieces, queries)))
+    out = jnp.moveaxis(out, 0, 1).reshape(q.shape[0], whole, *q.shape[2:])
+    if whole == length:
+        return out
+    return jnp.concatenate([out, attend(*(x[:, whole:] for x in queries))], axis=1)
+
+
 def _window_blocks(q, k, v, start, valid, prefix_slot, band, begin, core):
     """The blocks from `begin` on: each sees the prefix and the `band + block` keys that end with it."""
     n, tokens = q.shape[:2]
-    block = min(128, tokens - begin)
+    block = min(QUERIES, tokens - begin)
     count = math.ceil((tokens - begin) / block)
     pad = begin + count * block - tokens
     window = band + block
