@@ -18,11 +18,10 @@ from remem_jax.errors import RememError
 from remem_jax.model.config import ModelConfig, Spec, from_hf, parameter_tree
 from remem_jax.model.gguf import read_gguf
 from remem_jax.model.hub import resolve_model
-from remem_jax.model.safetensors import INDEX, SINGLE, open_safetensors
+from remem_jax.model.safetensors import INDEX, SINGLE, float_dtype, open_safetensors
 from remem_jax.tokenizer import Tokenizer, load_tokenizer
 
 _HARMLESS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Source(Protocol):
@@ -70,9 +69,7 @@ def load_model(
     Raises:
         RememError: there are no weights, the architecture is not supported, or a tensor is missing, extra or misshapen.
     """
-    dtype = jnp.dtype(dtype)
-    if dtype.name not in _DTYPES:
-        raise RememError(f"cannot compute in {dtype.name}: expected {', '.join(_DTYPES)}")
+    dtype = float_dtype(dtype)
     root = resolve_model(path)
     file = _weights(root)
     source: Source = open_safetensors(file) if file.is_dir() else read_gguf(file)

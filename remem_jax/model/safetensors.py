@@ -58,7 +58,7 @@ def open_safetensors(path: Path) -> SafetensorsDir:
     """Opens the directory's model.safetensors, or else the shards that its index names.
 
     Raises:
-      RememError: there are no weights, a shard is missing or corrupt, or the index and a shard disagree.
+        RememError: there are no weights, a shard is missing or corrupt, or the index and a shard disagree.
     """
     if (path / SINGLE).is_file():
         file = _open(path / SINGLE)
@@ -76,6 +76,17 @@ def open_safetensors(path: Path) -> SafetensorsDir:
         if name not in held[shard]:
             raise RememError(f"{path / INDEX} places tensor {name} in {shard}, which does not hold it")
     return SafetensorsDir(path, {name: shards[shard] for name, shard in where.items()})
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+    """The dtype of a name or a dtype, if it is one that parameters can have."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.name not in _DTYPES:
+        raise RememError(f"unsupported dtype {found or dtype}: expected {', '.join(_DTYPES)}")
+    return found
 
 
 def _open(file: Path) -> Any:
@@ -104,7 +115,7 @@ def save_model(
     config: ModelConfig,
     params: dict,
     *,
-    dtype: str | None = None,
+    dtype: Any = None,
     extra_files: Mapping[str, bytes | Path] | None = None,
     max_shard_bytes: float = 5e9,
 ) -> None:
@@ -114,15 +125,15 @@ def save_model(
     half-written under the name.
 
     Args:
-      path: a directory that does not exist yet, or is empty.
-      params: with layers as a tuple of dictionaries or stacked. A tied head is not written.
-      dtype: float32, bfloat16 or float16; None keeps each array's own.
-      extra_files: file name -> its bytes, or a file to copy (tokenizer files, remem.json). A generation_config.json
-        here replaces the one made from the configuration.
-      max_shard_bytes: above this the weights are split into shards with an index.
+        path: a directory that does not exist yet, or is empty.
+        params: with layers as a tuple of dictionaries or stacked. A tied head is not written.
+        dtype: float32, bfloat16 or float16; None keeps each array's own.
+        extra_files: file name -> its bytes, or a file to copy (tokenizer files, remem.json). A generation_config.json
+            here replaces the one made from the configuration.
+        max_shard_bytes: above this the weights are split into shards with an index.
 
     Raises:
-      RememError: `path` holds something already, or the dtype is none of the three.
+        RememError: `path` holds something already, or the dtype is none of the three.
     """
     path, extra_files = Path(path), extra_files or {}
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -144,16 +155,12 @@ def save_model(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_weights(
-    path: Path, config: ModelConfig, params: dict, dtype: str | None, max_shard_bytes: float
-) -> dict[str, int]:
+def _write_weights(path: Path, config: ModelConfig, params: dict, dtype: Any, max_shard_bytes: float) -> dict[str, int]:
     """Writes the shards and, where there are several, their index. Returns how many bytes there are of each dtype."""
     shards: list[dict[str, Any]] = []
     room, total, dtypes = 0.0, 0, {}
     for name, spec, array, layer in _named_tensors(config, params):
-        kind = np.dtype(dtype or array.dtype).name
-        if kind not in _DTYPES:
-            raise RememError(f"cannot store {name} as {kind}: expected {', '.join(_DTYPES)}")
+        kind = float_dtype(dtype or array.dtype).name
         size = int(np.prod(spec.shape)) * np.dtype(kind).itemsize
         if size > room:
             shards.append({})

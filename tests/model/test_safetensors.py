@@ -74,8 +74,9 @@ def test_stacked_and_unstacked_parameters_write_the_same_file(tmp_path, params):
     assert (tmp_path / "a" / SINGLE).read_bytes() == (tmp_path / "b" / SINGLE).read_bytes()
 
 
-def test_a_dtype_asked_for_is_written_and_named_in_the_configuration(tmp_path, params):
-    save_model(tmp_path / "model", CONFIG, params, dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")])
+def test_a_dtype_asked_for_is_written_and_named_in_the_configuration(tmp_path, params, dtype):
+    save_model(tmp_path / "model", CONFIG, params, dtype=dtype)
     source = open_safetensors(tmp_path / "model")
     assert source.tensor("model.norm.weight").dtype == ml_dtypes.bfloat16
     assert source.config()["torch_dtype"] == "bfloat16"
@@ -83,7 +84,7 @@ def test_a_dtype_asked_for_is_written_and_named_in_the_configuration(tmp_path, p
 
 
 def test_an_integer_dtype_is_refused(tmp_path, params):
-    with pytest.raises(RememError, match=r"as int8: expected float32, bfloat16, float16"):
+    with pytest.raises(RememError, match="unsupported dtype int8: expected float32, bfloat16, float16"):
         save_model(tmp_path / "model", CONFIG, params, dtype="int8")
     assert list(tmp_path.iterdir()) == []
 
