@@ -147,7 +147,7 @@ def assemble_prompts(
 
     empty = Ragged(jnp.zeros((batch.shape[0], 1, 1), jnp.int32), jnp.zeros((batch.shape[0], 1), jnp.int32))
     shared = concatenate((empty, *map(part, prefix)), prefix_size)
-    own = concatenate((*map(part, suffix), _rollouts(state)), suffix_size)
+    own = concatenate((*map(part, suffix), _rows(taken)), suffix_size)
     return masked(Ragged(shared.ids[:, 0], shared.lengths[:, 0])), masked(own)
 
 
@@ -155,10 +155,10 @@ def _constant(ids: tuple[int, ...]) -> Ragged:
     return Ragged(jnp.asarray(ids or (0,), jnp.int32), jnp.int32(len(ids)))
 
 
-def _rollouts(state: AgentState) -> Ragged:
-    """Nothing, with the axis `G`: a suffix without a source of its own still has one row a rollout."""
-    g = state.current.shape[1]
-    return Ragged(jnp.zeros((1, g, 1), jnp.int32), jnp.zeros((1, g), jnp.int32))
+def _rows(taken: AgentState) -> Ragged:
+    """Nothing, with the axes `B` and `G`: a suffix without a source of its own still has one row a rollout."""
+    b, g = taken.current.shape
+    return Ragged(jnp.zeros((b, g, 1), jnp.int32), jnp.zeros((b, g), jnp.int32))
 
 
 def _record(state: AgentState, slot: Int[Array, "B G"], placeholder: tuple[int, ...]) -> Ragged:
