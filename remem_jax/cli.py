@@ -3,13 +3,15 @@
 Heavy imports stay inside the commands, so that help and usage errors come at once.
 """
 
+import codecs
 import glob
 import importlib.util
+import io
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,7 +21,6 @@ from remem_jax.errors import RememError
 app = typer.Typer(
     name="remem",
     help="Memory agents that read documents far longer than a model's window, and call earlier memories back.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -27,12 +28,14 @@ app = typer.Typer(
 
 
 # typer carries its own copy of click; this is the base of its usage errors, whichever copy that is.
-_UsageError = typer.BadParameter.__mro__[2]
+_UsageError: Any = typer.BadParameter.__mro__[2]
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     _choose_platform()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character that this terminal lacks is no failure
     try:
         status = app(args=arguments, prog_name="remem", standalone_mode=False)
         sys.stdout.flush()
@@ -69,19 +72,29 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def _warn(message: str) -> None:
+    print(f"remem: warning: {message}", file=sys.stderr)
+
+
+def _writes_unicode() -> bool:
+    return codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"remem_jax {__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
@@ -138,12 +151,18 @@ def answer(
     if not 0 <= seed < 2**32:
         raise RememError(f"seed must be from 0 to 4294967295, found {seed}")
 
+    if trace is not None:
+        from remem_jax.observe.trajectories import check_trace
+
+        check_trace(trace)
     from remem_jax.data.documents import read_documents
 
     texts = read_documents([*documents, *(more or [])], sys.stdin.buffer)
     for document in texts:
         if not document.text.strip():
-            print(f"remem: warning: document {document.title!r} is empty", file=sys.stderr)
+            _warn(f"document {document.title!r} is empty")
+    if not texts:
+        _warn("the documents are empty")
 
     settings = {
         "agent": agent,
@@ -160,11 +179,11 @@ def answer(
     }
     from remem_jax.observe.terminal import Terminal
 
-    terminal = Terminal(quiet=as_json)
+    terminal = Terminal(quiet=as_json, questions=len(asked))
     with terminal.status(f"loading {model}"):
         loaded = _load(model, dtype, prompts, memory_tag, settings, weights=not dry_run)
     for note in loaded.notes:
-        print(f"remem: warning: {note}", file=sys.stderr)
+        _warn(note)
     readings = loaded.readings(asked, texts)
     if dry_run:
         from remem_jax.agent.preview import first_prompt
@@ -200,15 +219,15 @@ def _answer(loaded, readings, terminal, seed: int, questions_in_flight: int, tra
         terminal.turn(progress)
 
     if readings[0].cut_tokens:
-        print(f"remem: warning: {readings[0].cut_tokens} document tokens will not be read", file=sys.stderr)
-    with terminal.reading():
+        _warn(f"{readings[0].cut_tokens} document tokens will not be read")
+    with terminal.reading(loaded.memory_turns(readings[0])):
         episodes = loaded.agent.run(readings, seed=seed, questions_in_flight=questions_in_flight, on_turn=on_turn)
     if writer is not None:
         writer.close()
     for of_question in episodes:
         found = answer_of(of_question[0])
         if as_json:
-            print(json.dumps({"agent": loaded.config.agent, **found.summary()}, ensure_ascii=False))
+            print(json.dumps({"agent": loaded.config.agent, **found.summary()}, ensure_ascii=not _writes_unicode()))
         else:
             terminal.answer(found)
 

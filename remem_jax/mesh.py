@@ -5,6 +5,7 @@ Axes of parameters are named in `model.config.parameter_specs`; those of batches
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def make_mesh(shape: Sequence[int] = (1, -1, 1), devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(shape: Sequence[int] = (1, -1, 1), devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over `devices` (default: all); one size may be -1 and takes what is left.
 
     Raises RememError when the sizes do not fit the number of devices.

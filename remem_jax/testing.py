@@ -11,9 +11,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from remem_jax.model.config import ModelConfig
-from remem_jax.model.load import Model, init_params, stack_layers
+from remem_jax.model.config import ModelConfig, Spec, parameter_tree
+from remem_jax.model.load import Model
 from remem_jax.token_rules import cut_ids, valid_text
 
 SPECIAL = ("<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -91,16 +92,18 @@ def tiny_model(seed: int = 0, *, family: str = "llama", stacked: bool = False, *
     the next token is neither certain nor anyone's guess.
     """
     config = tiny_config(family, **changes)
-    keys = iter(jax.random.split(jax.random.key(seed), 1000))
+    numbers = np.random.default_rng(seed)
 
-    def spread(x: jax.Array) -> jax.Array:
-        noise = jax.random.normal(next(keys), x.shape, jnp.float32)
-        return x + 0.2 * noise if x.ndim == 1 else noise * jnp.float32(x.shape[1] ** -0.5)
+    def spread(spec: Spec) -> np.ndarray:
+        noise = numbers.normal(size=spec.shape).astype(np.float32)
+        if len(spec.shape) == 1:
+            return 0.2 * noise + np.float32(spec.init == "ones")
+        # The embedding is wide, unless it is the head too: then every token would repeat itself.
+        wide = spec.hf_name.endswith("embed_tokens.weight") and not config.tie_embeddings
+        return noise if wide else noise * np.float32(spec.shape[1] ** -0.5)
 
-    params = jax.tree.map(spread, init_params(config, jax.random.key(seed)))
-    params["embed"] = params["embed"] * jnp.float32(config.hidden_size**0.5)
-    if config.tie_embeddings:  # as a head, a wide embedding would make every token repeat itself
-        params["embed"] = params["embed"] * jnp.float32(0.25)
-    return Model(
-        config, stack_layers(params) if stacked else params, DummyTokenizer(), jnp.dtype("float32"), Path("tiny")
-    )
+    params = jax.tree.map(spread, parameter_tree(config))
+    if stacked:
+        params["layers"] = jax.tree.map(lambda *leaves: np.stack(leaves), *params["layers"])
+    params = jax.tree.map(jnp.asarray, params)
+    return Model(config, params, DummyTokenizer(), jnp.dtype("float32"), Path("tiny"))

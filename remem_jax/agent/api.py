@@ -8,11 +8,13 @@ from typing import Any, Literal
 import jax
 
 from remem_jax.agent.loop import Agent, Episode, Progress, Turn
+from remem_jax.agent.prompts import LOOPLESS, load_prompts
 from remem_jax.agent.reading import Reading, fit_lengths, prepare
 from remem_jax.config import AgentConfig, override, read_agent_json
 from remem_jax.data.documents import Document, read_documents
 from remem_jax.errors import RememError
 from remem_jax.model import load_model
+from remem_jax.model.hub import resolve_model
 
 LENGTHS = ("chunk_tokens", "memory_tokens", "max_reply_tokens")
 
@@ -104,6 +106,10 @@ class LoadedAgent:
         episodes = self.agent.run(readings, seed=seed, questions_in_flight=questions_in_flight, on_turn=on_turn)
         return [answer_of(of_question[0]) for of_question in episodes]
 
+    def memory_turns(self, reading: Reading) -> int:
+        """Turns before the final one."""
+        return 0 if self.config.agent in LOOPLESS else len(reading.chunks)
+
     def readings(self, questions: Sequence[str], documents: Any) -> list[Reading]:
         """Questions with their tokenised chunks, checked against the model's context."""
         model = self.agent.model
@@ -156,16 +162,15 @@ def load_agent(
 
     Lengths that are not given and that no `remem.json` sets are halved until they fit the model's context.
     """
-    from remem_jax.agent.prompts import load_prompts
-
-    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    model = load_model(path, dtype, weights=weights)
-    if model.tokenizer is None:
-        raise RememError(f"{path} holds no tokenizer: put tokenizer.json or tokenizer.model beside the weights")
     if prompts is not None:
         settings["prompts"] = load_prompts(prompts).texts()
-    trained = read_agent_json(model.path)
-    config, warnings = override(trained or AgentConfig(), **settings)
+    root = resolve_model(path)
+    trained = read_agent_json(root)
+    config, warnings = override(trained or AgentConfig(), **settings)  # before the weights, which take their time
+    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    model = load_model(root, dtype, weights=weights)
+    if model.tokenizer is None:
+        raise RememError(f"{path} holds no tokenizer: put tokenizer.json or tokenizer.model beside the weights")
     if trained is not None:
         return LoadedAgent(Agent(model, config), tuple(warnings))
     given = {name for name in LENGTHS if settings.get(name) is not None}

@@ -181,14 +181,14 @@ class _Wave:
                 for g, table in enumerate(self.tables[n]):
                     self.standing_query[n, g], _ = table.ids(reading.question, QUERY_WORDS)
         self.state = dataclasses.replace(self.state, query=jnp.asarray(self.standing_query))
-        self.asked = (self.standing_query >= 0).any(axis=-1)
+        self.asked: np.ndarray = (self.standing_query >= 0).any(axis=-1)
 
     def play(self, turn: int, between) -> int:
         """One turn of all questions that have it; returns the document tokens read."""
         began = time.perf_counter()
         final = turn == self.turns
         index, scores, lookup_seconds = self._look_up()
-        active = np.arange(len(self.readings)) if final else np.flatnonzero(self.counts > turn)
+        active = list(range(len(self.readings))) if final else np.flatnonzero(self.counts > turn).tolist()
         prefixes, suffixes, live = self._prompts(turn, final, active, index)
         batch = np.resize(active, len(live))
         keys = row_keys(
@@ -236,7 +236,7 @@ class _Wave:
         index, scores = np.asarray(index), np.asarray(scores)
         return index, scores, time.perf_counter() - began
 
-    def _prompts(self, turn: int, final: bool, active: np.ndarray, recalled: np.ndarray):
+    def _prompts(self, turn: int, final: bool, active: list[int], recalled: np.ndarray):
         """Prompts of the turn, padded with dead rows to a power of two; `live` tells which rows are real."""
         config, blocks = self.agent.config, self.agent.blocks
         size = power_of_two(len(active))
@@ -314,7 +314,7 @@ class _Wave:
             lookup_seconds=0.0,
         )
 
-    def _store(self, turn: int, active: np.ndarray, turns: list[list[Turn]]) -> float:
+    def _store(self, turn: int, active: list[int], turns: list[list[Turn]]) -> float:
         """Cut, store and intern what the replies of a memory turn wrote; returns the seconds spent on words."""
         config, tokenizer = self.agent.config, self.agent.model.tokenizer
         shape = self.current.shape

@@ -216,6 +216,7 @@ def decode_attention(
     )
     total = weights.sum(axis=-1)
     if prefix is not None:
+        assert prefix_lengths is not None
         slots = jnp.arange(prefix[0].shape[2], dtype=jnp.int32)
         mask = (slots[None] < prefix_lengths[:, None])[:, None, None]  # [N, 1, 1, P]
         rows = jnp.moveaxis(grouped, 1, 2).reshape(n, kv_heads, g * ratio, size)

@@ -7,6 +7,7 @@ Axes: `N` rows, `T` tokens, `H` query heads, `K` key heads, `h` head size.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,10 +81,10 @@ def splash_attention(q, k, v, start, valid, *, prefix_slot: int, band: int, inte
     def one_row(q, k, v, start, valid):
         index = jnp.arange(tokens, dtype=jnp.uint32)
         packed = jax.lax.bitcast_convert_type((start.astype(jnp.uint32) << jnp.uint32(16)) | index, jnp.int32)
-        row_infos = [
+        row_infos: list[Any] = [
             None if info is None else jax.tree.map(jnp.asarray, info)._replace(q_sequence=packed) for info in infos
         ]
-        run = kernel.SplashAttentionKernel(*row_infos, **kwargs)
+        run: Any = kernel.SplashAttentionKernel(*row_infos, **kwargs)
         ids = valid.astype(jnp.int32)
         heads_first = [jnp.swapaxes(x, 0, 1) for x in (q * jnp.asarray(size**-0.5, q.dtype), k, v)]
         out = run(*heads_first, segment_ids=kernel.SegmentIds(q=ids, kv=ids))

@@ -111,8 +111,9 @@ def forward(
 
     def attend(q, k, v):
         q, k, v = (a.reshape(n, t, *a.shape[1:]) for a in (q, k, v))
-        slots = dict(prefix_slot=rows.prefix_slot, band=rows.band, backend=backend)
-        out = packed_attention(q, k, v, rows.start, rows.valid, **slots)
+        out = packed_attention(
+            q, k, v, rows.start, rows.valid, prefix_slot=rows.prefix_slot, band=rows.band, backend=backend
+        )
         return out.reshape(n * t, *out.shape[2:]), ((k, v) if return_kv else None)
 
     def layer(x, weights):
@@ -173,10 +174,11 @@ def decode_step(
 def _attend_cache(cache: Cache, layer: int, mask, slot, q, k, v):
     n, g = mask.shape[:2]
     q, k, v = (a.reshape(n, g, *a.shape[1:]) for a in (q, k, v))
-    own = tuple(
-        jax.lax.dynamic_update_slice(buffer, new[:, :, :, None], (0, 0, 0, slot, 0))
-        for buffer, new in zip(cache.own[layer], (k, v), strict=True)
-    )
+
+    def write(buffer, new):
+        return jax.lax.dynamic_update_slice(buffer, new[:, :, :, None], (0, 0, 0, slot, 0))
+
+    own = write(cache.own[layer][0], k), write(cache.own[layer][1], v)
     prefix = cache.prefix[layer] if cache.prefix else None
     out = decode_attention(q, own, mask, prefix, cache.prefix_lengths)
     return out.reshape(n * g, *out.shape[2:]), own

@@ -1,86 +1,133 @@
-"""What a person sees while an agent reads: a progress bar with the current memory, then the answer.
+"""What a person sees while an agent reads: a bar with the current memory below it, then the answer.
 
-Everything but answers goes to standard error, so that standard output can be piped.
+Everything but answers goes to standard error, so that standard output can be piped; where that is no terminal, each
+turn is a few plain lines. Text of models and documents is shown as it stands: no markup or emoji codes, no control
+characters.
 """
 
 import contextlib
+import re
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-MEMORY_LINE = 400  # characters of the memory shown while reading
+MEMORY_LINES = 4  # of the terminal, for the memory below the bar
+LOG_CELLS = 400  # of the memory in a log
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Terminal:
-    """Progress and answers of one command; `quiet` shows nothing."""
+    """Progress and answers of one command that asks so many `questions`; `quiet` shows nothing."""
 
-    def __init__(self, *, quiet: bool):
-        self.quiet = quiet
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
-        self.out = Console(highlight=False, soft_wrap=True)
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+    def __init__(self, *, quiet: bool, questions: int = 1):
+        self.quiet, self.questions = quiet, questions
+        self.console = Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
+        self.out = Console(highlight=False, emoji=False, soft_wrap=True)
+        self._finished = 0  # questions of earlier waves
+        self._below = Group()
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left", style="dim"),
+            console=self.console,
+            expand=True,
+        )
 
     def status(self, text: str):
         """A spinner while something takes its time."""
-        return self.console.status(escape(text)) if self.console.is_terminal else contextlib.nullcontext()
+        if self.quiet or not self.console.is_terminal:
+            return contextlib.nullcontext()
+        return self.console.status(Text(text))
 
     @contextlib.contextmanager
-    def reading(self):
-        """The bar, from the first turn to the last."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[rate]}"),
-        )
-        if not self.console.is_terminal:
+    def reading(self, chunks: int):
+        """The bar, from the first turn to the last, of documents with so many chunks."""
+        if self.quiet or not self.console.is_terminal:
             yield
             return
-        with Progress(*columns, console=self.console, transient=True) as self._bar:
-            self._task = self._bar.add_task("reading chunk 1 (the first one compiles)", total=None, rate="")
+        first = f"chunk 1 of {chunks}" if chunks else "answering"
+        self._task = self._bar.add_task(first, total=chunks + 1, rate="")
+        self._below = Group(Text("the first turn compiles", style="dim"))
+        view = Live(
+            console=self.console,
+            transient=True,
+            get_renderable=lambda: Group(self._bar.get_renderable(), self._below),
+        )
+        with view:
             yield
-        self._bar = None
 
     def turn(self, progress) -> None:
         """One more turn is done."""
         if self.quiet:
             return
-        chunks = progress.turns - 1
+        width = self.console.width * MEMORY_LINES - 12 if self.console.is_terminal else LOG_CELLS
+        final, chunks = progress.turn == progress.turns, progress.turns - 1
+        lines = [] if final else _turn_lines(progress.episodes[0][0].turns[-1], width)
         rate = f"{progress.tokens_read / max(progress.seconds, 1e-9):,.0f} tokens/s"
-        final = progress.turn == progress.turns
-        done = "final turn done" if final else f"chunk {progress.turn} of {chunks} read"
-        episode = progress.episodes[0][0]
-        last = episode.turns[-1]
-        if self._bar is not None:
-            upcoming = f"reading chunk {progress.turn + 1} of {chunks}" if progress.turn < chunks else "answering"
-            self._bar.update(self._task, completed=progress.turn, total=progress.turns, description=upcoming, rate=rate)
-        self.console.print(f"[bold]{done}[/] · {progress.tokens_read:,} tokens · {rate}")
+        which = self._which(len(progress.episodes))
         if final:
+            self._finished += len(progress.episodes)
+        if self.console.is_terminal:
+            self._advance(progress.turn, chunks, which, rate)
+            self._below = Group(*lines)
             return
-        if not last.valid:
-            self.console.print(f"  [yellow]invalid reply ({last.reason}): the memory stays[/]")
-        if last.recalled_step >= 0:
-            self.console.print(
-                f"  recalled the memory of chunk {last.recalled_step + 1} (score {last.recalled_score:.2f})"
-            )
-        if last.callback:
-            self.console.print(f"  calls back: {escape(_line(last.callback))}")
-        self.console.print(f"  [dim]memory: {escape(_line(last.memory or '(empty)'))}[/]")
+        done = "final turn done" if final else f"chunk {progress.turn} of {chunks} read"
+        self.console.print(Text(f"{which}{done} · {progress.tokens_read:,} tokens · {rate}"), soft_wrap=True)
+        for line in lines:
+            self.console.print(Text("  ") + line, soft_wrap=True)
 
     def answer(self, found) -> None:
         """The question and its answer, on standard output."""
-        self.out.print(f"[bold]Question:[/] {escape(found.question)}")
-        self.out.print(f"[bold]Answer:[/]   {escape(str(found))}")
-        invalid = f", {found.invalid_turns} invalid" if found.invalid_turns else ""
-        self.out.print(
-            f"[dim]{len(found.turns)} turns{invalid} · {found.tokens_read:,} tokens read · {found.seconds:.1f} s[/]"
-        )
+        self.out.print(Text.assemble(("Question: ", "bold"), _clean(found.question)))
+        self.out.print(Text.assemble(("Answer:   ", "bold"), _clean(str(found))))
+        counts = [f"{len(found.turns)} turn{'' if len(found.turns) == 1 else 's'}"]
+        if found.invalid_turns:
+            counts.append(f"{found.invalid_turns} with an invalid reply")
+        counts += [f"{found.tokens_read:,} tokens read", f"{found.seconds:.1f} s"]
+        self.out.print(Text(" · ".join(counts), style="dim"))
+
+    def _advance(self, turn: int, chunks: int, which: str, rate: str) -> None:
+        """Move the bar to the turn that comes now; after a final turn, to the next questions."""
+        if turn <= chunks:
+            now = f"chunk {turn + 1} of {chunks}" if turn < chunks else "answering"
+        elif self._finished < self.questions:
+            turn, now = 0, "next questions"
+        else:
+            now = "done"
+        self._bar.update(self._task, completed=turn, total=chunks + 1, description=which + now, rate=rate)
+
+    def _which(self, in_flight: int) -> str:
+        """Which questions are being answered, where there are several."""
+        if self.questions == 1:
+            return ""
+        first, last = self._finished + 1, self._finished + in_flight
+        span = f"question {first}" if in_flight == 1 else f"questions {first}-{last}"
+        return f"{span} of {self.questions}: "
 
 
-def _line(text: str) -> str:
-    """The text on one line, cut to what fits below the bar."""
-    text = " ".join(text.split())
-    return text if len(text) <= MEMORY_LINE else f"{text[: MEMORY_LINE - 1]}…"
+def _turn_lines(turn, width: int) -> list[Text]:
+    """What a memory turn did, each line cut to `width` cells."""
+    lines = [("memory", turn.memory or "(empty)", "")]
+    if not turn.valid:
+        lines.append(("invalid", f"reply without effect ({turn.reason.replace('_', ' ')}), the memory stays", "yellow"))
+    if turn.callback:
+        lines.append(("calls", turn.callback, ""))
+    if turn.recalled_step >= 0:
+        recalled = f"chunk {turn.recalled_step + 1}, score {turn.recalled_score:.2f}: {turn.recalled}"
+        lines.append(("recalled", recalled, ""))
+    made = []
+    for name, text, style in lines:
+        line = Text(" ".join(_clean(text).split()), style=style)
+        line.truncate(width, overflow="ellipsis")
+        made.append(Text.assemble((f"{name:<9}", "dim")) + line)
+    return made
+
+
+def _clean(text: str) -> str:
+    """The text without control characters, which could move the cursor or recolour the screen."""
+    return _CONTROL.sub("", text)

@@ -1,11 +1,12 @@
 """Trajectories as JSON lines: one object a turn, complete enough to follow the agent and to check what it was shown.
 
-Written as turns finish, so that a kill loses nothing but the turn in flight.
+A turn's lines go out in one unbuffered write when it ends, so that a kill loses nothing but the turn in flight.
 """
 
 import json
+import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from remem_jax.agent.loop import Episode, Progress, Turn
 from remem_jax.errors import RememError
@@ -38,25 +39,45 @@ def turn_record(episode: Episode, turn: Turn) -> dict[str, Any]:
     return record | ({"answer": episode.answer} if turn.final else {})
 
 
+def check_trace(path: str | Path) -> Path:
+    """The path, if a trace could be written there; nothing is made, so an old trace stays until a run begins."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise RememError(f"trace: the directory {path.parent} does not exist; make it first")
+    if path.is_dir():
+        raise _unwritable(path, "it is a directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(path, "permission denied")
+    return path
+
+
+def _unwritable(path: Path, reason: str | None) -> RememError:
+    return RememError(f"trace: {path} cannot be written: {reason}; give another path")
+
+
 class TraceWriter:
     """Writes every new turn of the episodes that `Progress` shows to a file, and flushes."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        if not self.path.parent.is_dir():
-            raise RememError(f"trace: the directory {self.path.parent} does not exist; make it first")
+        self.path = check_trace(path)
         try:
-            self._file: TextIO = self.path.open("w", encoding="utf-8")
+            self._file = self.path.open("wb", buffering=0)
         except OSError as error:
-            raise RememError(f"trace: {self.path} cannot be written: {error.strerror}") from None
+            raise _unwritable(self.path, error.strerror) from None
 
     def __call__(self, progress: Progress) -> None:
-        for of_question in progress.episodes:
-            for episode in of_question:
-                if len(episode.turns) and _is_new(episode, progress):
-                    line = json.dumps(turn_record(episode, episode.turns[-1]), ensure_ascii=False)
-                    self._file.write(line + "\n")
-        self._file.flush()
+        lines = [
+            json.dumps(turn_record(episode, episode.turns[-1]), ensure_ascii=False) + "\n"
+            for of_question in progress.episodes
+            for episode in of_question
+            if episode.turns and _is_new(episode, progress)
+        ]
+        rest = memoryview("".join(lines).encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise _unwritable(self.path, error.strerror) from None
 
     def close(self) -> None:
         """Close the file."""

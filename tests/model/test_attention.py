@@ -62,16 +62,16 @@ def test_the_mask_of_a_prefix_of_two_in_a_slot_of_three_and_suffixes_a_a_b_b_is_
     rows = layout(8, 3, [2], [[2, 2]], 2)
     index = jnp.arange(8, dtype=jnp.int32)
     mask = visible(rows.start, rows.valid, rows.valid, index, index, rows.prefix_slot)[0]
-    drawn = """
-        p.......
-        pp......
-        ........
-        pp.a....
-        pp.aa...
-        pp...b..
-        pp...bb.
-        ........
-    """.split()
+    drawn = [
+        "p.......",
+        "pp......",
+        "........",
+        "pp.a....",
+        "pp.aa...",
+        "pp...b..",
+        "pp...bb.",
+        "........",
+    ]
     for i in np.flatnonzero(rows.valid[0]):
         assert mask[i].tolist() == [mark != "." for mark in drawn[i]]
     assert not mask[~rows.valid[0]][:, rows.valid[0]].any()
