@@ -16,9 +16,8 @@ WIDTH = 100
 def show(record: dict[str, Any], number: int) -> str:
     """One line of the trace as a block of text."""
     lines = [f"---- {number} ".ljust(WIDTH, "-")]
-    facts = [
-        f"{name} {_spell(value)}" for name, value in record.items() if not _is_long(value) and value not in ("", [])
-    ]
+    record = {name: value for name, value in record.items() if value not in (None, "", []) and name != "question_id"}
+    facts = [f"{name} {_spell(value)}" for name, value in record.items() if not _is_long(value)]
     lines += textwrap.wrap("   ".join(facts), WIDTH, break_long_words=False)
     for name, value in record.items():
         if _is_long(value):
