@@ -181,7 +181,7 @@ class _Wave:
                 for g, table in enumerate(self.tables[n]):
                     self.standing_query[n, g], _ = table.ids(reading.question, QUERY_WORDS)
         self.state = dataclasses.replace(self.state, query=jnp.asarray(self.standing_query))
-        self.asked: np.ndarray = (self.standing_query >= 0).any(axis=-1)
+        self.asked = np.asarray((self.standing_query >= 0).any(axis=-1))
 
     def play(self, turn: int, between) -> int:
         """One turn of all questions that have it; returns the document tokens read."""
