@@ -93,9 +93,8 @@ def play(monkeypatch, readings, replies, *, rollouts=1, **config):
     sizes = dict(chunk_tokens=40, memory_tokens=48, max_reply_tokens=120, prompts=PROMPTS)
     script = Script(replies)
     monkeypatch.setattr(loop, "generate", script)
-    flight = config.pop("questions_in_flight", 8)
     agent = Agent(SimpleNamespace(tokenizer=TOKENIZER), AgentConfig(**sizes | config))
-    episodes = agent.run(readings, rollouts=rollouts, questions_in_flight=flight, keep_prompts=True)
+    episodes = agent.run(readings, rollouts=rollouts, keep_prompts=True)
     return episodes, script, agent
 
 
@@ -372,9 +371,8 @@ def test_the_prompt_kept_for_training_is_the_one_that_was_answered_and_the_plain
 @pytest.mark.parametrize("agent", ["full_context", "retrieval"])
 def test_agents_without_a_loop_answer_from_one_prompt_and_report_the_cut(monkeypatch, agent, order):
     monkeypatch.setattr(loop, "generate", script := Script({}))
-    settings = AgentConfig(
-        agent=agent, prompts=PROMPTS, prompt_order=order, max_reply_tokens=30, retrieval_paragraphs=1
-    )
+    sizes = dict(max_reply_tokens=30, retrieval_paragraphs=1)
+    settings = AgentConfig(agent=agent, prompts=PROMPTS, prompt_order=order, **sizes)
     player = Agent(SimpleNamespace(tokenizer=TOKENIZER), settings)
     documents = [Document("t", "rain " * 10 + "fox"), Document("u", "no")]
     asked = [("a", "What rain?"), ("b", "Who?")]
@@ -397,7 +395,6 @@ def test_agents_without_a_loop_answer_from_one_prompt_and_report_the_cut(monkeyp
 
 
 def test_a_document_free_question_of_an_agent_without_a_loop_still_gets_its_prompt(monkeypatch):
-    [[episode]], _, _ = play(
-        monkeypatch, [reading("x", "who")], {("who", ""): "\\boxed{1}"}, agent="full_context"
-    )  # fmt: skip
+    replies = {("who", ""): "\\boxed{1}"}
+    [[episode]], _, _ = play(monkeypatch, [reading("x", "who")], replies, agent="full_context")
     assert prompt(episode.turns[0]) == "All.\n\nQ[who]\n\nC[]\n\nAnswer." and episode.answer == "1"
