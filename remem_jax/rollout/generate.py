@@ -101,7 +101,7 @@ def generate(
     suffixes = suffixes if isinstance(suffixes, Ragged) else ragged([list(group) for group in suffixes])
     plan = _plan(model.config, prefixes, suffixes, max_new_tokens)
     eos = tuple(sorted(set(_default_eos(model) if eos_ids is None else eos_ids)))
-    interval = stop_interval or (1 if jax.default_backend() == "cpu" else 8)
+    interval = min(stop_interval or (1 if jax.default_backend() == "cpu" else 8), FIRST_REPLY_SLOTS)
     statics = dict(config=model.config, sampling=sampling, eos=eos)
     n, g = suffixes.lengths.shape
     state = _prefill(
@@ -121,14 +121,15 @@ def generate(
     while not done.all():
         if between is not None:
             between()
-        limit = min(max_new_tokens - 1, state.cache.own[0][0].shape[3] - plan.suffix)
+        room = state.cache.own[0][0].shape[3] - plan.suffix
+        # Steps past the reply's end are noted nowhere; steps past the cache would overwrite its last slot.
+        limit = max_new_tokens - 1 if room >= max_new_tokens - 1 else room - interval + 1
         state = _decode(model.params, state, jnp.int32(limit), interval=interval, **statics)
         done, step = np.asarray(state.done), int(state.step)
         if step >= max_new_tokens - 1 or done.all():
             break
         if step >= limit:
-            reply_slots = state.cache.own[0][0].shape[3] - plan.suffix
-            state = _grow(state, slots=plan.suffix + min(2 * reply_slots, bucket(max_new_tokens)))
+            state = _grow(state, slots=plan.suffix + min(2 * room, bucket(max_new_tokens)))
         if smaller := _smaller_batch(~done):
             out.collect(state, rows)
             questions, members = smaller
