@@ -6,6 +6,7 @@ and `R[..]` the recalled one.
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,16 +91,19 @@ def shown(name, text):
 
 def play(monkeypatch, readings, replies, *, rollouts=1, **config):
     """Episodes `[N][G]` of a scripted run, prompts kept."""
-    sizes = dict(chunk_tokens=40, memory_tokens=48, max_reply_tokens=120, prompts=PROMPTS)
+    sizes: dict[str, Any] = dict(chunk_tokens=40, memory_tokens=48, max_reply_tokens=120, prompts=PROMPTS)
     script = Script(replies)
     monkeypatch.setattr(loop, "generate", script)
     agent = Agent(SimpleNamespace(tokenizer=TOKENIZER), AgentConfig(**sizes | config))
-    episodes = agent.run(readings, rollouts=rollouts, keep_prompts=True)
-    return episodes, script, agent
+    return agent.run(readings, rollouts=rollouts, keep_prompts=True), script, agent
+
+
+def kept_ids(turn):
+    return [turn.prefix_ids.tolist(), turn.suffix_ids.tolist()]
 
 
 def prompt(turn):
-    return TOKENIZER.decode([*turn.prefix_ids.tolist(), *turn.suffix_ids.tolist()])
+    return TOKENIZER.decode([i for ids in kept_ids(turn) for i in ids])
 
 
 def blocks(episode, name):
@@ -291,10 +295,8 @@ def test_special_strings_and_special_ids_in_a_reply_add_no_special_id_to_a_promp
     replies = {(hostile, hostile): said(hostile), (hostile, "b"): sampled, (hostile, None): "\\boxed{1}"}
     [[episode]], _, _ = play(monkeypatch, [reading("x", hostile, hostile, "b")], replies)
     assert blocks(episode, "M") == ["none", hostile, "red fox"]
-    head, tail = TOKENIZER.chat()
     for turn in episode.turns:
-        ids = [*turn.prefix_ids.tolist(), *turn.suffix_ids.tolist()]
-        assert [i for i in ids if i in TOKENIZER.special_ids] == head + tail
+        assert [i for ids in kept_ids(turn) for i in ids if i in TOKENIZER.special_ids] == [256, 258, 257, 259]
 
 
 def test_questions_with_zero_one_and_three_chunks_share_a_wave(monkeypatch):
@@ -360,9 +362,8 @@ def test_the_prompt_kept_for_training_is_the_one_that_was_answered_and_the_plain
                 "recalled": agent.blocks.no_recall if turn.recalled is None else TOKENIZER.encode(turn.recalled),
             }
             parts = prompt_parts(agent.blocks, "rememr1", order, turn.final)
-            kept = [turn.prefix_ids.tolist(), turn.suffix_ids.tolist()]
-            assert kept == [assemble(part, values) for part in parts]
-            answered.remove(kept)
+            assert kept_ids(turn) == [assemble(part, values) for part in parts]
+            answered.remove(kept_ids(turn))
             memory = turn.memory
     assert not answered
 
@@ -371,8 +372,7 @@ def test_the_prompt_kept_for_training_is_the_one_that_was_answered_and_the_plain
 @pytest.mark.parametrize("agent", ["full_context", "retrieval"])
 def test_agents_without_a_loop_answer_from_one_prompt_and_report_the_cut(monkeypatch, agent, order):
     monkeypatch.setattr(loop, "generate", script := Script({}))
-    sizes = dict(max_reply_tokens=30, retrieval_paragraphs=1)
-    settings = AgentConfig(agent=agent, prompts=PROMPTS, prompt_order=order, **sizes)
+    settings = AgentConfig(agent, order, prompts=PROMPTS, max_reply_tokens=30, retrieval_paragraphs=1)
     player = Agent(SimpleNamespace(tokenizer=TOKENIZER), settings)
     documents = [Document("t", "rain " * 10 + "fox"), Document("u", "no")]
     asked = [("a", "What rain?"), ("b", "Who?")]

@@ -4,6 +4,8 @@ Axes: `N` questions, `G` rollouts, `T` history slots, `M` memory tokens, `W` wor
 `B` questions in a turn's batch.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,7 +149,8 @@ def test_prompts_of_every_agent_and_order_equal_the_plain_assembly(
     records, current, recalled, questions, chunks, batch, live
 ):
     padded = ragged(records, M)
-    state = initial_state(N, G, turns=T, memory_tokens=M, memory_words=W, query_words=Q).replace(
+    state = dataclasses.replace(
+        initial_state(N, G, turns=T, memory_tokens=M, memory_words=W, query_words=Q),
         tokens=padded.ids.reshape(N, G, T, M),
         lengths=padded.lengths.reshape(N, G, T),
         current=jnp.array(current, jnp.int32).reshape(N, G),
