@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a character that this terminal lacks is no failure
     try:
-        status = app(args=arguments, prog_name="remem", standalone_mode=False)
+        status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except _UsageError as error:
         _fail(error.format_message())  # pyright: ignore[reportAttributeAccessIssue]
@@ -55,7 +55,18 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
             raise
         _fail("out of memory: lower --questions-in-flight, --chunk-tokens or --memory-tokens, or take a smaller model")
-    sys.exit(status or 0)
+    sys.exit(status)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command; returns its status. The library's own `main` would keep Ctrl-C and closed pipes to itself."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("remem", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as finished:
+        return finished.exit_code
+    return 0
 
 
 def _choose_platform() -> None:
@@ -103,7 +114,7 @@ def answer(
     documents: Annotated[
         list[str], typer.Option(help="A .txt, .md or .jsonl file, a directory, or - for standard input. Takes several.")
     ],
-    more: Annotated[list[str] | None, typer.Argument(metavar="[DOCUMENT]...", help="Further documents.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="DOCUMENT", help="Further documents.")] = None,
     question: Annotated[list[str] | None, typer.Option(help="The question; give it again for several.")] = None,
     questions: Annotated[
         Path | None, typer.Option(help="File with a question a line, or .jsonl with the field question.")
@@ -154,7 +165,7 @@ def answer(
     if trace is not None:
         from remem_jax.observe.trajectories import check_trace
 
-        check_trace(trace)
+        check_trace(trace, [*documents, *(more or []), *([questions] if questions else [])])
     from remem_jax.data.documents import read_documents
 
     texts = read_documents([*documents, *(more or [])], sys.stdin.buffer)

@@ -201,6 +201,11 @@ def test_a_trace_that_cannot_be_written_is_refused_and_an_old_one_survives_bad_i
     ran = remem(*arguments, "--trace", tmp_path)
     assert (ran.status, ran.out) == (2, "") and ran.err.count("\n") == 1
     assert ran.err.startswith(f"remem: error: trace: {tmp_path} cannot be written: it is a directory")
+    ran = remem(*arguments, "--trace", folder / "harbour.txt")
+    assert ran.status == 2 and ran.err.endswith(
+        "harbour.txt cannot be written: it is read in this run; give another path\n"
+    )
+    assert (folder / "harbour.txt").read_text() == DOCUMENT
     old = tmp_path / "old.jsonl"
     old.write_text("kept\n")
     assert remem(*arguments, "--chunk-tokens", "9000", "--trace", old).status == 2

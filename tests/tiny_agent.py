@@ -8,6 +8,7 @@ import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from remem_jax.cli import main
 from remem_jax.model import save_model
@@ -35,7 +36,7 @@ PROMPTS = {
     "no_recall": "-",
 }
 OUTPUT_ERRORS = ("strict", "backslashreplace")  # as Python opens standard output and standard error
-LENGTHS = {"chunk_tokens": 8, "memory_tokens": 4, "max_reply_tokens": 6}
+LENGTHS: dict[str, Any] = {"chunk_tokens": 8, "memory_tokens": 4, "max_reply_tokens": 6}
 
 
 def write_prompts(folder: Path) -> Path:
@@ -46,13 +47,12 @@ def write_prompts(folder: Path) -> Path:
     return folder
 
 
-def write_model(folder: Path, **changes) -> Path:
+def write_model(folder: Path) -> Path:
     """A model directory with weights, configuration, tokenizer and chat template."""
     files = folder.parent / f"{folder.name}_tokenizer"
     files.mkdir()
     byte_level_bpe(files)
-    changes = {"vocab_size": VOCABULARY, "num_layers": 1, "eos_ids": (1, 0)} | changes
-    model = tiny_model(**changes)
+    model = tiny_model(vocab_size=VOCABULARY, num_layers=1, eos_ids=(1, 0))
     save_model(folder, model.config, model.params, extra_files={file.name: file for file in files.iterdir()})
     return folder
 
@@ -79,8 +79,13 @@ def remem(*arguments: str | Path, stdin: bytes = b"", encoding: str = "utf-8") -
     finally:
         sys.stdin = before
     assert isinstance(status, int)
-    out.flush(), err.flush()
-    return Ran(status, *(stream.buffer.getvalue().decode(encoding) for stream in (out, err)))
+    return Ran(status, written(out), written(err))
+
+
+def written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    stream.seek(0)
+    return stream.read()
 
 
 def answer_options(model: Path, prompts: Path) -> list[str | Path]:

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-MEMORY_LINES = 4  # of the terminal, for the memory below the bar
+MEMORY_LINES = 4  # of the terminal, for the memory below the bar, with room to break lines at words
 LOG_CELLS = 400  # of the memory in a log
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -65,7 +65,7 @@ class Terminal:
         """One more turn is done."""
         if self.quiet:
             return
-        width = self.console.width * MEMORY_LINES - 12 if self.console.is_terminal else LOG_CELLS
+        width = self.console.width * (MEMORY_LINES - 1) if self.console.is_terminal else LOG_CELLS
         final, chunks = progress.turn == progress.turns, progress.turns - 1
         lines = [] if final else _turn_lines(progress.episodes[0][0].turns[-1], width)
         rate = f"{progress.tokens_read / max(progress.seconds, 1e-9):,.0f} tokens/s"

@@ -5,6 +5,7 @@ A turn's lines go out in one unbuffered write when it ends, so that a kill loses
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,14 @@ def turn_record(episode: Episode, turn: Turn) -> dict[str, Any]:
     return record | ({"answer": episode.answer} if turn.final else {})
 
 
-def check_trace(path: str | Path) -> Path:
-    """The path, if a trace could be written there; nothing is made, so an old trace stays until a run begins."""
+def check_trace(path: str | Path, inputs: Sequence[str | Path] = ()) -> Path:
+    """The path, if a trace could be written there and is none of `inputs`, which it would overwrite.
+
+    Nothing is made, so an old trace stays until a run begins.
+    """
     path = Path(path)
+    if any(path.exists() and Path(other).exists() and path.samefile(other) for other in inputs):
+        raise _unwritable(path, "it is read in this run")
     if not path.parent.is_dir():
         raise RememError(f"trace: the directory {path.parent} does not exist; make it first")
     if path.is_dir():
