@@ -26,6 +26,7 @@ class Terminal:
         self.console = Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
         self.out = Console(highlight=False, emoji=False, soft_wrap=True)
         self._finished = 0  # questions of earlier waves
+        self._answered = False
         self._below = Group()
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -67,7 +68,10 @@ class Terminal:
             return
         width = self.console.width * (MEMORY_LINES - 1) if self.console.is_terminal else LOG_CELLS
         final, chunks = progress.turn == progress.turns, progress.turns - 1
-        lines = [] if final else _turn_lines(progress.episodes[0][0].turns[-1], width)
+        episode = progress.episodes[0][0]
+        lines = [] if final else _turn_lines(episode.turns[-1], width)
+        if lines and len(progress.episodes) > 1:  # one memory is shown of many: say whose
+            lines.insert(0, _named("asked", episode.reading.question, "", width))
         rate = f"{progress.tokens_read / max(progress.seconds, 1e-9):,.0f} tokens/s"
         which = self._which(len(progress.episodes))
         if final:
@@ -82,7 +86,10 @@ class Terminal:
             self.console.print(Text("  ") + line, soft_wrap=True)
 
     def answer(self, found) -> None:
-        """The question and its answer, on standard output."""
+        """The question and its answer, on standard output, a blank line between one and the next."""
+        if self._answered:
+            self.out.print()
+        self._answered = True
         self.out.print(Text.assemble(("Question: ", "bold"), _clean(found.question)))
         self.out.print(Text.assemble(("Answer:   ", "bold"), _clean(str(found))))
         counts = [f"{len(found.turns)} turn{'' if len(found.turns) == 1 else 's'}"]
@@ -120,12 +127,13 @@ def _turn_lines(turn, width: int) -> list[Text]:
     if turn.recalled_step >= 0:
         recalled = f"chunk {turn.recalled_step + 1}, score {turn.recalled_score:.2f}: {turn.recalled}"
         lines.append(("recalled", recalled, ""))
-    made = []
-    for name, text, style in lines:
-        line = Text(" ".join(_clean(text).split()), style=style)
-        line.truncate(width, overflow="ellipsis")
-        made.append(Text.assemble((f"{name:<9}", "dim")) + line)
-    return made
+    return [_named(name, text, style, width) for name, text, style in lines]
+
+
+def _named(name: str, text: str, style: str, width: int) -> Text:
+    line = Text(" ".join(_clean(text).split()), style=style)
+    line.truncate(width, overflow="ellipsis")
+    return Text.assemble((f"{name:<9}", "dim")) + line
 
 
 def _clean(text: str) -> str:

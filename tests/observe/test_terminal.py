@@ -73,10 +73,12 @@ def test_several_questions_are_counted_over_waves(monkeypatch):
     with terminal.reading(1):
         terminal.turn(progress(1, 2, *wave))
         assert view(terminal)[0].startswith("questions 1-2 of 3: answering ")
+        assert view(terminal)[1:] == ["asked    Who?", "memory   (empty)"]
         terminal.turn(progress(2, 2, *wave))
         assert "next questions" in view(terminal)[0] and " 0% " in view(terminal)[0]
         terminal.turn(progress(1, 2, made_episode(made_turn(0))))
         assert view(terminal)[0].startswith("question 3 of 3: answering ")
+        assert view(terminal)[1:] == ["memory   (empty)"]
         terminal.turn(progress(2, 2, made_episode(made_turn(0))))
         assert "done" in view(terminal)[0] and "100%" in view(terminal)[0]
 
@@ -104,9 +106,10 @@ def test_an_answer_is_printed_with_its_counts(monkeypatch):
     final = made_turn(2, final=True, reply="\\boxed{Ada Moss}")
     episode = made_episode(made_turn(0), made_turn(1, valid=False), final, chunks=2)
     terminal.answer(answer_of(episode))
-    assert printed(terminal.out) == (
-        "Question: Who?\nAnswer:   Ada Moss\n3 turns · 1 with an invalid reply · 16 tokens read · 3.7 s\n"
-    )
+    first = "Question: Who?\nAnswer:   Ada Moss\n3 turns · 1 with an invalid reply · 16 tokens read · 3.7 s\n"
+    assert printed(terminal.out) == first
+    terminal.answer(answer_of(episode))
+    assert printed(terminal.out) == f"{first}\n{first}"
 
 
 @pytest.mark.parametrize("text", ["[bold]x[/] [/nope] \\[", ":key: :smile:", "[link=x]y", "trailing \\"])
