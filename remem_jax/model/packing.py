@@ -56,7 +56,7 @@ def ragged(lists: list, size: int | None = None) -> Ragged:
     for row, ids in zip(padded, flat, strict=True):
         row[: len(ids)] = ids
     shape = (len(lists), len(lists[0])) if nested else (len(lists),)
-    return Ragged(jnp.asarray(padded.reshape(*shape, size)), jnp.asarray(lengths.reshape(shape)))
+    return Ragged(padded.reshape(*shape, size), lengths.reshape(shape))  # pyright: ignore[reportArgumentType]
 
 
 def suffix_starts(lengths: Int[Array, "N G"], prefix_slot: int) -> Int[Array, "N G"]:

@@ -188,10 +188,11 @@ def _plan(config: ModelConfig, prefixes: Ragged, suffixes: Ragged, reply: int) -
 
 
 def _fit(lists: Ragged, size: int, rows: int) -> Ragged:
-    """The same lists with `size` slots and dead rows up to `rows`."""
+    """The same lists with `size` slots and dead rows up to `rows`; what is on the host stays there, uncompiled."""
+    xp = np if isinstance(lists.ids, np.ndarray) else jnp
     ids = lists.ids[..., :size]
     pad = [(0, rows - ids.shape[0])] + [(0, 0)] * (ids.ndim - 2) + [(0, size - ids.shape[-1])]
-    return Ragged(jnp.pad(ids, pad), jnp.pad(lists.lengths, pad[:-1]))
+    return Ragged(xp.pad(ids, pad), xp.pad(lists.lengths, pad[:-1]))  # pyright: ignore[reportArgumentType]
 
 
 def _pad_rows(keys, rows: int):
@@ -309,7 +310,7 @@ def _decode(params, state: _State, limit, *, config, sampling, eos, interval: in
     return dataclasses.replace(state, cache=dataclasses.replace(state.cache, prefix=prefix))
 
 
-@functools.partial(jax.jit, static_argnames="slots", donate_argnames="state")
+@functools.partial(jax.jit, static_argnames="slots")
 def _grow(state: _State, *, slots: int) -> _State:
     """More own cache slots for longer replies."""
     extra = slots - state.cache.own[0][0].shape[3]
