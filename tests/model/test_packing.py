@@ -1,5 +1,8 @@
 """Packed rows against rows written out by hand, and read back from random ones."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+# NumPy arrays are handed to functions of jax arrays throughout: making them costs no compilation.
+
 import jax
 import jax.numpy as jnp
 import numpy as np

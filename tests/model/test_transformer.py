@@ -3,6 +3,9 @@
 Axes: `N` rows, `G` suffixes, `T` tokens, `D` hidden.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+# NumPy arrays are handed to functions of jax arrays throughout: making them costs no compilation.
+
 import functools
 import math
 

@@ -3,6 +3,9 @@
 Axes: `M` rows, `V` vocabulary.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+# NumPy arrays are handed to functions of jax arrays throughout: making them costs no compilation.
+
 import functools
 
 import jax
