@@ -175,8 +175,13 @@ def _attend_cache(cache: Cache, layer: int, mask, slot, q, k, v):
     n, g = mask.shape[:2]
     q, k, v = (a.reshape(n, g, *a.shape[1:]) for a in (q, k, v))
 
+    # A scatter that names row and head indices is written in place. A dynamic_update_slice that is both attended to and
+    # carried on is copied whole, with the cache, at every step by XLA's CPU compiler.
+    rows, members, heads = jnp.meshgrid(*(jnp.arange(size, dtype=jnp.int32) for size in k.shape[:3]), indexing="ij")
+
     def write(buffer, new):
-        return jax.lax.dynamic_update_slice(buffer, new[:, :, :, None], (0, 0, 0, slot, 0))
+        at = buffer.at[rows, members, heads, jnp.full_like(rows, slot)]
+        return at.set(new, unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
 
     own = write(cache.own[layer][0], k), write(cache.own[layer][1], v)
     prefix = cache.prefix[layer] if cache.prefix else None

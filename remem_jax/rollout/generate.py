@@ -25,6 +25,7 @@ from remem_jax.model.transformer import Cache, decode_step, forward, head_logits
 from remem_jax.rollout.buckets import bucket, power_of_two
 from remem_jax.rollout.sampling import sample
 
+COMPACT_FROM = 8  # rows from which a smaller batch is worth its compilation
 FIRST_REPLY_SLOTS = 256  # own cache slots for the reply at first; doubled when a reply outgrows them
 
 
@@ -293,7 +294,7 @@ def _decode(params, state: _State, limit, *, config, sampling, eos, interval: in
     def go_on(state):
         live = ~state.done
         questions, members = jnp.any(live, axis=1).sum(), live.sum(axis=1).max()
-        fits_half = 2 * sizes[questions] * sizes[members] <= n * g
+        fits_half = (2 * sizes[questions] * sizes[members] <= n * g) & jnp.bool_(n * g >= COMPACT_FROM)
         return (state.step < limit) & jnp.any(live) & ~fits_half
 
     def one(_, state):
@@ -322,7 +323,7 @@ def _smaller_batch(live: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Questions `[N']` and their members `[N', G']` (-1 for filling) of a batch of at most half the size, or None."""
     questions = np.flatnonzero(live.any(axis=1))
     n, g = power_of_two(len(questions)), power_of_two(int(live.sum(axis=1).max()))
-    if 2 * n * g > live.size:
+    if 2 * n * g > live.size or live.size < COMPACT_FROM:
         return None
     members = np.full((n, g), -1, np.int64)
     for row, question in zip(members, questions, strict=False):
