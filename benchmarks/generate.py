@@ -87,14 +87,15 @@ def measure(model, twin, name: str, prefixes, suffixes, new: int, repeats: int) 
     prompts = [list(p) + list(s) for p, group in zip(prefixes, suffixes, strict=True) for s in group]
     pairs = [(ours(model, prefixes, suffixes, new), theirs(twin, prompts, new)) for _ in range(repeats + 1)]
     mine, other = pairs[-1][0][2], pairs[-1][1][2]
+    seconds = [(a[:2], b[:2]) for a, b in pairs[1:]]
     agree = None if other is None else float((mine == other).mean())
     row = {"name": name, "new_tokens": new, "same_ids": agree}
     for part, at in (("prefill", 0), ("decode", 1)):
-        ms, ts = ([pair[side][at] for pair in pairs[1:]] for side in (0, 1))
+        ms, ts = ([pair[side][at] for pair in seconds] for side in (0, 1))
         row[part] = {"ours": statistics.median(ms), "transformers": statistics.median(ts), "runs": [ms, ts]}
     row["all"] = {
-        "ours": statistics.median(a[0] + a[1] for a, _ in pairs[1:]),
-        "transformers": statistics.median(b[0] + b[1] for _, b in pairs[1:]),
+        "ours": statistics.median(sum(a) for a, _ in seconds),
+        "transformers": statistics.median(sum(b) for _, b in seconds),
     }
     for part in ("prefill", "decode", "all"):
         if row[part]["ours"] > 0 and (part == "prefill" or new > 1):

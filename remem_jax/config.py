@@ -61,7 +61,8 @@ class Sampling:
 
     def __post_init__(self):
         check_types(self)
-        expect(0 <= self.temperature < math.inf, "temperature", "a finite number of at least 0", self.temperature)
+        usable = self.temperature == 0 or 0.01 <= self.temperature < math.inf
+        expect(usable, "temperature", "0 (greedy) or a finite number of at least 0.01", self.temperature)
         expect(0 < self.top_p <= 1, "top_p", "a number above 0 and at most 1", self.top_p)
         expect(self.top_k >= 0, "top_k", "a number of at least 0", self.top_k)
 
@@ -164,7 +165,7 @@ def override(config: AgentConfig, **changes: Any) -> tuple[AgentConfig, list[str
             old = getattr(before, name)
             after = dataclasses.replace(after, **{name: value})
         if old != value:
-            differing.append(name if name == "prompts" else f"{name} {value} (not {old})")
+            differing.append(name if name in ("prompts", "tags") else f"{name} {value} (not {old})")
     if not differing:
         return after, []
     return after, [f"other settings than the model's {AGENT_FILE}: {', '.join(differing)}; a trained agent may suffer"]

@@ -37,9 +37,16 @@ def test_sampling_is_hashable_so_that_it_can_be_static_under_jit():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"temperature": -0.1}, "temperature: expected a finite number of at least 0, found -0.1"),
-        ({"temperature": float("nan")}, "temperature: expected a finite number of at least 0, found nan"),
-        ({"temperature": float("inf")}, "temperature: expected a finite number of at least 0, found inf"),
+        ({"temperature": -0.1}, "temperature: expected 0 (greedy) or a finite number of at least 0.01, found -0.1"),
+        (
+            {"temperature": float("nan")},
+            "temperature: expected 0 (greedy) or a finite number of at least 0.01, found nan",
+        ),
+        (
+            {"temperature": float("inf")},
+            "temperature: expected 0 (greedy) or a finite number of at least 0.01, found inf",
+        ),
+        ({"temperature": 1e-30}, "temperature: expected 0 (greedy) or a finite number of at least 0.01, found 1e-30"),
         ({"temperature": True}, "temperature: expected a number, found True (true or false)"),
         ({"top_p": 0.0}, "top_p: expected a number above 0 and at most 1, found 0.0"),
         ({"top_p": 1.01}, "top_p: expected a number above 0 and at most 1, found 1.01"),

@@ -174,12 +174,13 @@ class _Wave:
         self.current = np.full(shape, -1, np.int32)  # host copies of what the state holds, for sizes and traces
         self.lengths = np.zeros((*shape, self.state.lengths.shape[2]), np.int32)
         self.texts: list[list[dict[int, str]]] = [[{} for _ in range(rollouts)] for _ in readings]
+        self.dropped = np.zeros(shape, np.int32)  # words of the standing query that did not fit, told at turn 0
         # What is asked when a reply writes no query: nothing, or for rule_callback the question itself.
         self.standing_query = np.full((*shape, QUERY_WORDS), -1, np.int32)
         if config.agent == "rule_callback":
             for n, reading in enumerate(readings):
                 for g, table in enumerate(self.tables[n]):
-                    self.standing_query[n, g], _ = table.ids(reading.question, QUERY_WORDS)
+                    self.standing_query[n, g], self.dropped[n, g] = table.ids(reading.question, QUERY_WORDS)
         self.state = dataclasses.replace(self.state, query=jnp.asarray(self.standing_query))
         self.asked = np.asarray((self.standing_query >= 0).any(axis=-1))
 
@@ -309,7 +310,7 @@ class _Wave:
             memory=parsed.memory if parsed.valid and not final else self.texts[n][g].get(int(self.current[n, g])),
             memory_cut=False,
             callback=parsed.callback,
-            dropped_words=0,
+            dropped_words=int(self.dropped[n, g]) if turn == 0 else 0,
             seconds=0.0,
             lookup_seconds=0.0,
         )
@@ -326,18 +327,20 @@ class _Wave:
         for row, n in enumerate(active):
             for g, reply in enumerate(turns[row]):
                 valid[n, g] = reply.valid
-                if not reply.valid:
+                if reply.memory is None or not reply.valid:
                     continue
                 written = tokenizer.encode(reply.memory)
                 ids = tokenizer.cut(written, config.memory_tokens)
-                reply.memory, reply.memory_cut = tokenizer.decode(ids), len(ids) < len(written)
+                text = tokenizer.decode(ids)
+                reply.memory, reply.memory_cut = text, len(ids) < len(written)
                 memory[n, g, : len(ids)], lengths[n, g] = ids, len(ids)
                 self.current[n, g], self.lengths[n, g, turn] = turn, len(ids)
-                self.texts[n][g][turn] = reply.memory
+                self.texts[n][g][turn] = text
                 if self.agent.shows_recalled:
                     began = time.perf_counter()
                     table = self.tables[n][g]
-                    words[n, g], reply.dropped_words = table.ids(reply.memory, config.memory_tokens)
+                    words[n, g], dropped = table.ids(text, config.memory_tokens)
+                    reply.dropped_words += dropped
                     if reply.callback:
                         query[n, g], dropped = table.ids(reply.callback, QUERY_WORDS)
                         reply.dropped_words += dropped

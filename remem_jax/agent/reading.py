@@ -113,7 +113,7 @@ def check_budget(config: AgentConfig, blocks: PromptBlocks, context: int, questi
     """
     loop = config.agent not in LOOPLESS
     terms, total = _budget(config, blocks, question_tokens)
-    if total > context:
+    if total + (0 if loop else 1) > context:  # an agent without a loop needs room for some of the document
         spelled = " + ".join(f"{name} {count}" for name, count in terms.items())
         raise RememError(
             f"{spelled} = {total} tokens do not fit the model's context of {context}: "

@@ -87,6 +87,10 @@ def json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{path} line {number}"
         try:
             value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RememError(
+                f"{place}: expected a JSON object, found bad JSON ({error.msg} at column {error.colno})"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise RememError(f"{place}: expected a JSON object, found bad JSON ({error})") from None
         if not isinstance(value, dict):

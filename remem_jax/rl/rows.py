@@ -143,5 +143,13 @@ def _with_replies(groups: Sequence[Group], rows: PackedRows, n: int, slot: int) 
                 values[name][row, here] = reply.advantage if name == "advantages" else getattr(reply, name)
             at, start = at + length, start + len(reply.suffix_ids) + length
     arrays = {name: jnp.asarray(value) for name, value in values.items()}
-    optional = {"sampled_logp": None, "logp_ref": None}
-    return TrainRows(rows=rows, index=jnp.asarray(index), targets=jnp.asarray(targets), **(optional | arrays))
+    return TrainRows(
+        rows=rows,
+        index=jnp.asarray(index),
+        targets=jnp.asarray(targets),
+        weights=arrays["weights"],
+        advantages=arrays["advantages"],
+        logp_old=arrays["logp_old"],
+        sampled_logp=arrays.get("sampled_logp"),
+        logp_ref=arrays.get("logp_ref"),
+    )

@@ -5,13 +5,13 @@ Tags without memory marks make any reply that is not blank a memory, so that mem
 
 import numpy as np
 import pytest
-from test_loop import PROMPTS, kept_ids, reading
 
 from remem_jax.agent.loop import Agent
 from remem_jax.agent.protocol import Tags
 from remem_jax.config import AgentConfig, Sampling
 from remem_jax.rollout.buckets import compilations
 from remem_jax.testing import tiny_model
+from tests.agent.test_loop import PROMPTS, kept_ids, reading
 
 CONFIG = AgentConfig(
     agent="rule_callback",

@@ -42,6 +42,9 @@ class Bytes:
     def decode(self, ids):
         return bytes(i for i in ids if i < 256).decode()
 
+    def show(self, ids):
+        return text_of(ids)
+
     def chat(self):
         return [HEAD], [TAIL]
 
