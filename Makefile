@@ -42,9 +42,9 @@ format: .venv/.dev ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## generation against transformers + torch on this machine; writes runs/bench/generate.json
-	@mkdir -p runs/bench
+bench: .venv/.dev ## speed against transformers + torch, look-up and memory of reading; writes runs/bench/*.json
 	$(BIN)/python benchmarks/generate.py --out runs/bench/generate.json $(ARGS)
+	$(BIN)/python benchmarks/reading.py --out runs/bench/reading.json
 
 clean: ## remove the environment, what runs wrote and caches
 	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

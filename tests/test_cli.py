@@ -66,7 +66,8 @@ def test_a_person_reads_question_answer_and_progress(folder, options):
     assert ran.status == 0
     lines = ran.out.splitlines()
     assert lines[:2] == [f"Question: {QUESTION}", "Answer:   (no answer)"]
-    assert lines[2].startswith("5 turns · ") and " tokens read · " in lines[2] and len(lines) == 3
+    assert lines[2].startswith("without a box: ")
+    assert lines[3].startswith("5 turns · ") and " tokens read · " in lines[3] and len(lines) == 4
     for expected in ("chunk 1 of 4 read", "chunk 4 of 4 read", "final turn done", "tokens/s", "  memory   "):
         assert expected in ran.err
     assert "remem:" not in ran.err

@@ -23,7 +23,7 @@ from remem_jax.errors import RememError
 from remem_jax.model.splash import splash_attention
 
 BACKENDS = ("blocked", "dense", "splash", "splash_interpret", "cudnn")
-QUERIES = 64  # queries of a block whose scores exist at one time
+QUERIES = 128  # queries of a block whose scores exist at one time
 MASKED = -1e30  # finite, so that a row without any visible key gives numbers and not NaN
 
 
@@ -174,7 +174,7 @@ def _growing_block(q, k, v, start, valid, prefix_slot, rows: slice, core):
 def _window_blocks(q, k, v, start, valid, prefix_slot, band, begin, core):
     """The blocks from `begin` on: each sees the prefix and the `band + block` keys that end with it."""
     tokens = q.shape[3]
-    block = min(2 * QUERIES, tokens - begin)
+    block = min(QUERIES, tokens - begin)
     count = math.ceil((tokens - begin) / block)
     pad = begin + count * block - tokens
     window = band + block

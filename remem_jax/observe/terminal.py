@@ -92,6 +92,9 @@ class Terminal:
         self._answered = True
         self.out.print(Text.assemble(("Question: ", "bold"), _clean(found.question)))
         self.out.print(Text.assemble(("Answer:   ", "bold"), _clean(str(found))))
+        if found.text is None and found.turns[-1].reply.strip():
+            reply = " ".join(_clean(found.turns[-1].reply).split())
+            self.out.print(Text.assemble(("without a box: ", "dim"), reply))
         counts = [f"{len(found.turns)} turn{'' if len(found.turns) == 1 else 's'}"]
         if found.invalid_turns:
             counts.append(f"{found.invalid_turns} with an invalid reply")

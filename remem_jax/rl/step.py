@@ -78,7 +78,7 @@ class TrainState:
 
 def init_state(params: Params, optimizer: Optimizer) -> TrainState:
     """A state before the first step; call it under jit with `out_shardings` to make it where it belongs."""
-    params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # copies: steps donate the state
     return TrainState(params, optimizer.transformation().init(params), jnp.int32(0), jnp.int32(0))
 
 
@@ -132,7 +132,7 @@ def accumulate(
     return jax.tree.map(jnp.add, gradients, new), (total, weight), metrics
 
 
-@functools.partial(jax.jit, static_argnames="optimizer", donate_argnames=("state", "gradients"))
+@functools.partial(jax.jit, static_argnames="optimizer", donate_argnames="state")
 def apply(
     state: TrainState,
     gradients: Params,
@@ -148,7 +148,8 @@ def apply(
     gradients = jax.tree.map(lambda g: g / total, gradients)
     finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)])
     ok = finite.all()
-    updates, moments = optimizer.transformation().update(gradients, state.moments, state.params)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises floats to its integer count
+        updates, moments = optimizer.transformation().update(gradients, state.moments, state.params)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, state.params, updates)
 
     def keep(new, old):
