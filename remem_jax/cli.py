@@ -146,6 +146,9 @@ def answer(
     top_k: Annotated[int | None, typer.Option(help="Most likely tokens to sample from; 0 is all.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling; equal seeds give equal answers.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="float32 (default on CPU), bfloat16 or float16.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="How prompts are read: blocked (CPU), splash (TPU), cudnn (GPU) or dense.")
+    ] = None,
     questions_in_flight: Annotated[
         int, typer.Option(help="Questions answered at a time; lower it to save memory.")
     ] = 8,
@@ -192,7 +195,7 @@ def answer(
 
     terminal = Terminal(quiet=as_json, questions=len(asked))
     with terminal.status(f"loading {model}"):
-        loaded = _load(model, dtype, prompts, memory_tag, settings, weights=not dry_run)
+        loaded = _load(model, dtype, attention, prompts, memory_tag, settings, weights=not dry_run)
     for note in loaded.notes:
         _warn(note)
     readings = loaded.readings(asked, texts)
@@ -204,7 +207,7 @@ def answer(
     _answer(loaded, readings, terminal, seed, questions_in_flight, trace, as_json)
 
 
-def _load(model, dtype, prompts, memory_tag, settings, *, weights: bool):
+def _load(model, dtype, attention, prompts, memory_tag, settings, *, weights: bool):
     """The agent, its tags changed where asked."""
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise RememError(f"dtype must be float32, bfloat16 or float16, found {dtype}")
@@ -214,7 +217,7 @@ def _load(model, dtype, prompts, memory_tag, settings, *, weights: bool):
         from remem_jax.agent.protocol import Tags
 
         settings["tags"] = Tags(memory=None if memory_tag.lower() == "none" else memory_tag)
-    return load_agent(model, dtype=dtype, prompts=prompts, weights=weights, **settings)
+    return load_agent(model, dtype=dtype, attention=attention, prompts=prompts, weights=weights, **settings)
 
 
 def _answer(loaded, readings, terminal, seed: int, questions_in_flight: int, trace: Path | None, as_json: bool) -> None:

@@ -74,6 +74,10 @@ def test_bad_questions_are_refused(folder, options, tmp_path):
     [
         (["--agent", "memagnt"], "agent: expected one of " + ", ".join(AGENTS) + ", found 'memagnt'"),
         (["--prompt-order", "last"], "prompt_order: expected one of " + ", ".join(PROMPT_ORDERS) + ", found 'last'"),
+        (
+            ["--attention", "flash"],
+            "attention must be one of blocked, dense, splash, splash_interpret, cudnn, found flash",
+        ),
         (["--candidates", "some"], "candidates: expected one of not_current, all, found 'some'"),
         (["--chunk-tokens", "0"], "chunk_tokens: expected a number of at least 1, found 0"),
         (["--chunk-tokens", "-5"], "chunk_tokens: expected a number of at least 1, found -5"),

@@ -14,6 +14,7 @@ from remem_jax.config import AgentConfig, override, read_agent_json
 from remem_jax.data.documents import Document, read_documents
 from remem_jax.errors import RememError
 from remem_jax.model import load_model
+from remem_jax.model.attention import BACKENDS
 from remem_jax.model.hub import resolve_model
 
 LENGTHS = ("chunk_tokens", "memory_tokens", "max_reply_tokens")
@@ -147,6 +148,7 @@ def load_agent(
     path: str | Path,
     *,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    attention: str | None = None,
     prompts: str | Path | None = None,
     weights: bool = True,
     **settings: Any,
@@ -156,12 +158,15 @@ def load_agent(
     Args:
         path: model directory, `.gguf` file or hub id, or `smollm2`.
         dtype: of weights and computation; default float32 on CPU and bfloat16 elsewhere.
+        attention: back end that reads prompts: blocked, dense, splash or cudnn; default by platform.
         prompts: a folder of prompt texts in place of the built-in or the model's own ones.
         weights: False loads only the configuration and the tokenizer, to look at prompts.
         settings: fields of `AgentConfig` and `Sampling`, as `chunk_tokens=1000`, `temperature=0.0`.
 
     Lengths that are not given and that no `remem.json` sets are halved until they fit the model's context.
     """
+    if attention is not None and attention not in BACKENDS:
+        raise RememError(f"attention must be one of {', '.join(BACKENDS)}, found {attention}")
     if prompts is not None:
         settings["prompts"] = load_prompts(prompts).texts()
     root = resolve_model(path)
@@ -172,8 +177,8 @@ def load_agent(
     if model.tokenizer is None:
         raise RememError(f"{path} holds no tokenizer: put tokenizer.json or tokenizer.model beside the weights")
     if trained is not None:
-        return LoadedAgent(Agent(model, config), tuple(warnings))
+        return LoadedAgent(Agent(model, config, attention=attention), tuple(warnings))
     given = {name for name in LENGTHS if settings.get(name) is not None}
-    agent = Agent(model, config)
+    agent = Agent(model, config, attention=attention)
     fitted, note = fit_lengths(config, agent.blocks, model.config.max_positions, keep=given)
-    return LoadedAgent(Agent(model, fitted), (note,) if note else ())
+    return LoadedAgent(Agent(model, fitted, attention=attention), (note,) if note else ())

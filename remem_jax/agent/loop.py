@@ -105,8 +105,9 @@ class Progress:
 class Agent:
     """A model with an agent's settings, its prompts tokenised once; `run` may be called any number of times."""
 
-    def __init__(self, model, config: AgentConfig):
-        self.model, self.config = model, config
+    def __init__(self, model, config: AgentConfig, *, attention: str | None = None):
+        """`attention` names the back end that reads prompts (`model.attention.BACKENDS`); default by platform."""
+        self.model, self.config, self.attention = model, config, attention
         self.blocks: PromptBlocks = encode_blocks(
             load_prompts(config.prompts), model.tokenizer, config.agent, config.tags
         )
@@ -207,6 +208,7 @@ class _Wave:
             config.sampling,
             max_new_tokens=config.max_reply_tokens,
             keys=keys,
+            backend=self.agent.attention,
             between=between,
         )
         lengths = np.asarray(prefixes.lengths)[:, None] + np.asarray(suffixes.lengths)

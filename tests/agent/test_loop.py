@@ -61,7 +61,7 @@ class Script:
     def __init__(self, replies):
         self.replies, self.calls = replies, []
 
-    def __call__(self, model, prefixes, suffixes, sampling, *, max_new_tokens, keys, between=None):
+    def __call__(self, model, prefixes, suffixes, sampling, *, max_new_tokens, keys, backend=None, between=None):
         n, g = suffixes.lengths.shape
         assert prefixes.lengths.shape == (n,) and keys.shape == (n, g) and suffixes.ids.shape[:2] == (n, g)
         ids, lengths = np.zeros((n, g, max_new_tokens), np.int32), np.zeros((n, g), np.int32)
