@@ -199,10 +199,14 @@ def answer(
     for note in loaded.notes:
         _warn(note)
     readings = loaded.readings(asked, texts)
+    if readings[0].cut_tokens:
+        _warn(f"{readings[0].cut_tokens} of {readings[0].document_tokens} document tokens will not be read")
     if dry_run:
         from remem_jax.agent.preview import first_prompt
+        from remem_jax.observe.terminal import clean
 
-        print(first_prompt(loaded.agent, readings[0]))
+        prompt = first_prompt(loaded.agent, readings[0])
+        print(clean(prompt) if sys.stdout.isatty() else prompt)
         return
     _answer(loaded, readings, terminal, seed, questions_in_flight, trace, as_json)
 
@@ -232,8 +236,6 @@ def _answer(loaded, readings, terminal, seed: int, questions_in_flight: int, tra
             writer(progress)
         terminal.turn(progress)
 
-    if readings[0].cut_tokens:
-        _warn(f"{readings[0].cut_tokens} document tokens will not be read")
     with terminal.reading(loaded.memory_turns(readings[0])):
         episodes = loaded.agent.run(readings, seed=seed, questions_in_flight=questions_in_flight, on_turn=on_turn)
     if writer is not None:

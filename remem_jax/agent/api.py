@@ -9,6 +9,7 @@ import jax
 
 from remem_jax.agent.loop import Agent, Episode, Progress, Turn
 from remem_jax.agent.prompts import LOOPLESS, load_prompts
+from remem_jax.agent.protocol import Tags
 from remem_jax.agent.reading import Reading, fit_lengths, prepare
 from remem_jax.config import AgentConfig, override, read_agent_json
 from remem_jax.data.documents import Document, read_documents
@@ -57,6 +58,7 @@ class Answer:
         return {
             "question": self.question,
             "answer": self.text,
+            "final_reply": self.turns[-1].reply,
             "turns": len(self.turns),
             "tokens_read": self.tokens_read,
             "cut_tokens": self.cut_tokens,
@@ -131,6 +133,10 @@ def as_documents(documents: Any) -> list[Document]:
     """Documents of paths, `Document`s, mappings with `title` and `text`, or a list of these."""
     if isinstance(documents, str | Path | Document | Mapping):
         documents = [documents]
+    if not isinstance(documents, list | tuple):
+        raise RememError(
+            f"documents: expected paths, Documents or mappings with title and text, found {documents!r:.60}"
+        )
     found: list[Document] = []
     for item in documents:
         if isinstance(item, Document):
@@ -139,8 +145,10 @@ def as_documents(documents: Any) -> list[Document]:
             if not isinstance(item.get("text"), str):
                 raise RememError(f"a document needs the field text, found {', '.join(map(str, item)) or 'nothing'}")
             found.append(Document(str(item.get("title", "")), item["text"]))
-        else:
+        elif isinstance(item, str | Path):
             found += read_documents([item])
+        else:
+            raise RememError(f"a document is a path, a Document or a mapping with title and text, found {item!r:.60}")
     return found
 
 
@@ -161,10 +169,13 @@ def load_agent(
         attention: back end that reads prompts: blocked, dense, splash or cudnn; default by platform.
         prompts: a folder of prompt texts in place of the built-in or the model's own ones.
         weights: False loads only the configuration and the tokenizer, to look at prompts.
-        settings: fields of `AgentConfig` and `Sampling`, as `chunk_tokens=1000`, `temperature=0.0`.
+        settings: fields of `AgentConfig` and `Sampling`, as `chunk_tokens=1000`, `temperature=0.0`,
+            `tags={"memory": None}`.
 
     Lengths that are not given and that no `remem.json` sets are halved until they fit the model's context.
     """
+    if isinstance(settings.get("tags"), Mapping):
+        settings["tags"] = Tags(**settings["tags"])
     if attention is not None and attention not in BACKENDS:
         raise RememError(f"attention must be one of {', '.join(BACKENDS)}, found {attention}")
     if prompts is not None:

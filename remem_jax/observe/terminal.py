@@ -15,7 +15,7 @@ from rich.text import Text
 
 MEMORY_LINES = 4  # of the terminal, for the memory below the bar, with room to break lines at words
 LOG_CELLS = 400  # of the memory in a log
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # and turns of direction
 
 
 class Terminal:
@@ -90,10 +90,10 @@ class Terminal:
         if self._answered:
             self.out.print()
         self._answered = True
-        self.out.print(Text.assemble(("Question: ", "bold"), _clean(found.question)))
-        self.out.print(Text.assemble(("Answer:   ", "bold"), _clean(str(found))))
+        self.out.print(Text.assemble(("Question: ", "bold"), clean(found.question)))
+        self.out.print(Text.assemble(("Answer:   ", "bold"), clean(str(found))))
         if found.text is None and found.turns[-1].reply.strip():
-            reply = " ".join(_clean(found.turns[-1].reply).split())
+            reply = " ".join(clean(found.turns[-1].reply).split())
             self.out.print(Text.assemble(("without a box: ", "dim"), reply))
         counts = [f"{len(found.turns)} turn{'' if len(found.turns) == 1 else 's'}"]
         if found.invalid_turns:
@@ -134,11 +134,11 @@ def _turn_lines(turn, width: int) -> list[Text]:
 
 
 def _named(name: str, text: str, style: str, width: int) -> Text:
-    line = Text(" ".join(_clean(text).split()), style=style)
+    line = Text(" ".join(clean(text).split()), style=style)
     line.truncate(width, overflow="ellipsis")
     return Text.assemble((f"{name:<9}", "dim")) + line
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """The text without control characters, which could move the cursor or recolour the screen."""
     return _CONTROL.sub("", text)

@@ -140,6 +140,10 @@ def generate(
             rows = np.where(members < 0, -1, rows[questions[:, None], np.maximum(members, 0)])
             done = np.asarray(state.done)
     out.collect(state, rows)
+    if not np.isfinite(out.logprobs).all():
+        raise RememError(
+            "the model gives probabilities that are not finite: look for NaN in its weights, or try float32"
+        )
     return Generation(
         ids=out.ids.reshape(n, g, -1),
         lengths=out.lengths.reshape(n, g),

@@ -95,3 +95,9 @@ def test_documents_are_paths_documents_mappings_or_lists_of_these(folder):
         as_documents({"title": "T"})
     with pytest.raises(RememError, match="no such file"):
         as_documents("/no/such/file.txt")
+
+
+@pytest.mark.parametrize("documents", [None, 5, b"x", [None], [3.5]])
+def test_what_is_no_document_is_refused_in_one_line(documents):
+    with pytest.raises(RememError, match="found"):
+        as_documents(documents)

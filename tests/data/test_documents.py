@@ -1,6 +1,7 @@
 """Reading documents, every bad input by file and place, and the one rendering."""
 
 import io
+import os
 
 import pytest
 
@@ -93,3 +94,25 @@ def test_documents_are_rendered_numbered_with_a_blank_line_between():
 def test_paragraphs_are_split_on_blank_lines_and_keep_their_title():
     found = paragraphs([Document("A", "\none\nmore\n \n\t\n two\n"), Document("B", "three")])
     assert found == [Document("A", "one\nmore"), Document("A", " two"), Document("B", "three")]
+
+
+def test_a_pipe_or_a_dangling_link_in_a_directory_is_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "nowhere.md").symlink_to(tmp_path / "gone.md")
+    (tmp_path / "a.txt").write_text("apple")
+    assert read_documents([tmp_path]) == [Document("a.txt", "apple")]
+
+
+def test_a_named_pipe_and_an_empty_path_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(RememError, match="expected a file or a directory, found something else: for a pipe use '-'"):
+        read_documents([tmp_path / "pipe.txt"])
+    with pytest.raises(RememError, match="expected a path, found an empty one"):
+        read_documents([""])
+
+
+def test_a_long_paragraph_without_blank_lines_is_split_between_lines():
+    lines = [f"line {i} " + "x" * 890 for i in range(5)]
+    pieces = paragraphs([Document("t", "\n".join(lines))])
+    assert [p.text for p in pieces] == ["\n".join(lines[:2]), "\n".join(lines[2:4]), lines[4]]
+    assert {p.title for p in pieces} == {"t"}

@@ -12,6 +12,7 @@ import importlib
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from remem_jax.model.logprobs import token_logprobs
 from remem_jax.model.packing import ragged
 from remem_jax.rollout.buckets import compilations
 from remem_jax.rollout.generate import generate
-from remem_jax.rollout.sampling import sample
+from remem_jax.rollout.sampling import row_keys, sample
 from remem_jax.testing import tiny_model
 
 module = importlib.import_module("remem_jax.rollout.generate")  # the package's name `generate` is the function
@@ -225,3 +226,11 @@ def test_a_prompt_that_does_not_fit_the_context_with_its_reply_is_refused_with_t
 def test_a_batch_of_dead_rows_only_gives_empty_replies(model):
     result = run(model, SAMPLED, [[1, 2]], [[[], []]])
     assert result.lengths.tolist() == [[0, 0]] and not result.ids.any()
+
+
+def test_weights_that_are_not_numbers_are_told_and_not_sampled_from():
+    model = tiny_model(num_layers=1)
+    broken = dataclasses.replace(model, params={**model.params, "norm": model.params["norm"] * jnp.nan})
+    keys = row_keys(0, 0, jnp.zeros(1, jnp.uint32), jnp.arange(1, dtype=jnp.uint32), jnp.zeros(1, jnp.int32))
+    with pytest.raises(RememError, match="not finite"):
+        generate(broken, [[]], [[[5, 6]]], Sampling(temperature=1.0), max_new_tokens=2, keys=keys)
