@@ -82,9 +82,9 @@ def packed_attention(
 
 
 def _heads_first(q, k, v):
-    """q `[N, T, H, h]` scaled, to `[N, K, H/K, T, h]`; k and v `[N, T, K, h]` to `[N, K, T, h]`: once a layer."""
+    """q `[N, T, H, h]` to `[N, K, H/K, T, h]`; k and v `[N, T, K, h]` to `[N, K, T, h]`: once a layer."""
     n, tokens, _, size = q.shape
-    q = q.reshape(n, tokens, k.shape[2], -1, size) * jnp.asarray(size**-0.5, q.dtype)
+    q = q.reshape(n, tokens, k.shape[2], -1, size)
     return jnp.transpose(q, (0, 2, 3, 1, 4)), jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
 
@@ -100,7 +100,9 @@ def _attend(q, k, v, mask):
     rows = q.reshape(n, kv_heads, ratio * queries, size)
     scores = jnp.einsum("nkqh,nksh->nkqs", rows, k, preferred_element_type=jnp.float32, precision=_precision(q))
     scores = scores.reshape(n, kv_heads, ratio, queries, -1)
-    scores = jnp.where(mask[:, None, None], scores, MASKED).reshape(n, kv_heads, ratio * queries, -1)
+    scores = jnp.where(mask[:, None, None], scores * jnp.float32(size**-0.5), MASKED).reshape(
+        n, kv_heads, ratio * queries, -1
+    )
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
     out = jnp.einsum(
         "nkqs,nksh->nkqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32, precision=_precision(q)
@@ -112,7 +114,7 @@ def _cudnn(q, k, v, mask):
     n, kv_heads, ratio, queries, size = q.shape
     q = _heads_last(q)
     k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-    out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=1.0, implementation="cudnn")
+    out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
     return jnp.transpose(out.reshape(n, queries, kv_heads, ratio, size), (0, 2, 3, 1, 4))
 
 
@@ -224,12 +226,12 @@ def decode_attention(
     n, g, heads, size = q.shape
     kv_heads = own[0].shape[2]
     ratio = heads // kv_heads
-    grouped = q.reshape(n, g, kv_heads, ratio, size) * jnp.asarray(size**-0.5, q.dtype)
+    grouped = q.reshape(n, g, kv_heads, ratio, size)
     # Keys times queries, not queries times keys: three times faster on a CPU for a few query heads a key head.
     scores = jnp.einsum(
         "ngksh,ngkrh->ngksr", own[0], grouped, preferred_element_type=jnp.float32, precision=_precision(q)
     )
-    scores = jnp.swapaxes(scores, -1, -2)
+    scores = jnp.swapaxes(scores, -1, -2) * jnp.float32(size**-0.5)
     top, weights = _weights(scores, own_mask[:, :, None, None])
     out = jnp.einsum(
         "ngkrs,ngksh->ngkrh",
@@ -247,7 +249,7 @@ def decode_attention(
         scores = jnp.einsum(
             "nkqh,nkph->nkqp", rows, prefix[0], preferred_element_type=jnp.float32, precision=_precision(q)
         )
-        top_p, weights_p = _weights(scores, mask)
+        top_p, weights_p = _weights(scores * jnp.float32(size**-0.5), mask)
         out_p = jnp.einsum(
             "nkqp,nkph->nkqh",
             weights_p.astype(prefix[1].dtype),
