@@ -7,6 +7,7 @@ in a process of its own, so that one peak does not hide another.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -20,12 +21,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 
-from remem_jax.agent.loop import Agent
+from remem_jax.agent.loop import QUERY_WORDS, Agent
 from remem_jax.agent.protocol import Tags
-from remem_jax.agent.reading import Reading
+from remem_jax.agent.reading import Reading, chunk_ids, encode_documents
+from remem_jax.agent.state import initial_state, look_up
 from remem_jax.config import AgentConfig, Sampling
+from remem_jax.data.documents import read_documents
 from remem_jax.model import load_model
 from remem_jax.model.hub import find_smollm2
+from remem_jax.rollout.buckets import power_of_two
 from remem_jax.testing import tiny_model
 
 CHUNK = 192
@@ -52,10 +56,23 @@ def settings(memory: int, reply: int, chunk: int) -> AgentConfig:
 
 
 def look_up_share(turns: int) -> dict:
-    """Seconds of look-up (interning, device call and waiting) and of the whole run, with SmolLM2."""
+    """Seconds of look-up (interning, device call and waiting) and of the whole run, with SmolLM2 on the dossier.
+
+    What is compiled once a size class is compiled before.
+    """
     agent = Agent(load_model(find_smollm2()), settings(memory=64, reply=32, chunk=CHUNK))
-    document = reading(turns * CHUNK, 49152, CHUNK)
-    agent.run([reading(2 * CHUNK, 49152, CHUNK)])  # compiles the first sizes
+    tokenizer, question = (
+        agent.model.tokenizer,
+        "Who built the lighthouse on Carrow Point, and in which town was he born?",
+    )
+    assert tokenizer is not None
+    dossier = encode_documents(tokenizer, read_documents([Path(__file__).parents[1] / "examples" / "dossier"]))
+    ids = np.resize(dossier, turns * CHUNK)
+    document = Reading("q", question, tuple(tokenizer.encode(question)), chunk_ids(ids, CHUNK), len(ids))
+    agent.run([dataclasses.replace(document, chunks=document.chunks[:2])])
+    slots = power_of_two(turns)
+    state = initial_state(1, 1, turns=slots, memory_tokens=64, memory_words=64, query_words=QUERY_WORDS)
+    look_up(state, candidates=agent.config.candidates)
 
     def show(progress):
         print(f"turn {progress.turn} of {progress.turns}, {progress.seconds:.0f} s", file=sys.stderr, flush=True)

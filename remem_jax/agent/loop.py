@@ -286,7 +286,7 @@ class _Wave:
     def _turn(self, turn, final, n, g, out, row, index, scores, prompt_tokens) -> Turn:
         """What one reply says; a memory turn's fields are filled in, nothing is stored yet."""
         length = int(out.lengths[row, g])
-        ids = out.ids[row, g, :length]
+        ids = out.ids[row, g, :length].copy()  # a slice would keep the whole batch alive
         config, tokenizer = self.agent.config, self.agent.model.tokenizer
         text = tokenizer.decode(ids[:-1].tolist() if out.ended[row, g] else ids.tolist())
         if final:
@@ -300,8 +300,8 @@ class _Wave:
             final=final,
             prompt_tokens=prompt_tokens,
             reply_ids=ids,
-            logprobs=out.logprobs[row, g, :length],
-            sampled_logprobs=out.sampled_logprobs[row, g, :length],
+            logprobs=out.logprobs[row, g, :length].copy(),
+            sampled_logprobs=out.sampled_logprobs[row, g, :length].copy(),
             ended=bool(out.ended[row, g]),
             reply=text,
             recalled_step=slot,
