@@ -9,7 +9,7 @@ PINS := pyproject.toml $(wildcard constraints/*.txt)
 # The lengths let it finish within three minutes on two cores.
 DEMO_TRACE := runs/demo/trace.jsonl
 DEMO_ARGS ?= --agent rule_callback --memory-tag none --prompt-order question_last --temperature 0.3 \
-  --chunk-tokens 930 --memory-tokens 96 --max-reply-tokens 96
+  --chunk-tokens 1024 --memory-tokens 64 --max-reply-tokens 64
 
 .DEFAULT_GOAL := help
 .PHONY: help demo answer install test test-fast lint format bench clean
