@@ -43,6 +43,7 @@ __all__ = [
 AGENTS = ("rememr1", "memagent", "rule_callback", "full_context", "retrieval")
 PROMPT_ORDERS = ("section_last", "section_first", "document_first", "question_last")
 CANDIDATES = ("not_current", "all")
+DOCUMENT_FORMATS = ("numbered", "plain")
 
 AGENT_FILE = "remem.json"
 AGENT_FILE_VERSION = 1
@@ -77,6 +78,8 @@ class AgentConfig:
     """Where the chunk stands in the prompt: section_last, section_first, document_first or question_last."""
     candidates: str = "not_current"
     """Which memories a callback may find: not_current (all but the one now shown) or all."""
+    document_format: str = "numbered"
+    """How documents become one text: numbered (Document i:, title, text) or plain (their texts, one a line)."""
     tags: Tags = dataclasses.field(default_factory=Tags)
     """The marks of a reply: thinking, callback, memory."""
     chunk_tokens: int = 5000
@@ -101,6 +104,7 @@ class AgentConfig:
         expect_one_of("agent", self.agent, AGENTS)
         expect_one_of("prompt_order", self.prompt_order, PROMPT_ORDERS)
         expect_one_of("candidates", self.candidates, CANDIDATES)
+        expect_one_of("document_format", self.document_format, DOCUMENT_FORMATS)
         for name in ("chunk_tokens", "memory_tokens", "question_tokens", "max_reply_tokens", "retrieval_paragraphs"):
             expect(getattr(self, name) >= 1, name, "a number of at least 1", getattr(self, name))
         if self.max_chunks is not None:

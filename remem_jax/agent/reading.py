@@ -37,9 +37,9 @@ def chunk_ids(ids: np.ndarray, chunk_tokens: int) -> tuple[np.ndarray, ...]:
     return tuple(ids[i : i + chunk_tokens] for i in range(0, len(ids), chunk_tokens))
 
 
-def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document]) -> np.ndarray:
+def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document], form: str = "numbered") -> np.ndarray:
     """Ids of the rendered documents, int32; special strings in them are plain text."""
-    return np.asarray(tokenizer.encode(render_documents(documents)), np.int32)
+    return np.asarray(tokenizer.encode(render_documents(documents, form)), np.int32)
 
 
 def prepare(
@@ -61,7 +61,7 @@ def prepare(
     longest = max(map(len, encoded))
     room = check_budget(config, blocks, context, longest)
     readings = []
-    whole = None if config.agent == "retrieval" else encode_documents(tokenizer, documents)
+    whole = None if config.agent == "retrieval" else encode_documents(tokenizer, documents, config.document_format)
     for (name, text), ids in zip(questions, encoded, strict=True):
         if whole is None:
             shown, total = _retrieved(tokenizer, config, text, documents)
@@ -169,5 +169,5 @@ def _retrieved(tokenizer: Tokenizer, config: AgentConfig, question: str, documen
     pieces = paragraphs(documents)
     scores = [recall(question, f"{piece.title}\n{piece.text}") for piece in pieces]
     best = sorted(range(len(pieces)), key=lambda i: (-scores[i], i))[: config.retrieval_paragraphs]
-    shown = encode_documents(tokenizer, [pieces[i] for i in sorted(best)])
-    return shown, len(encode_documents(tokenizer, documents))
+    shown = encode_documents(tokenizer, [pieces[i] for i in sorted(best)], config.document_format)
+    return shown, len(encode_documents(tokenizer, documents, config.document_format))

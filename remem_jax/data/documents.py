@@ -53,16 +53,20 @@ def read_documents(paths: Sequence[str | Path], stdin: BinaryIO | None = None) -
     return documents
 
 
-def render_documents(documents: Sequence[Document]) -> str:
-    """One text of all documents: `Document i:`, title and text on lines of their own, a blank line between.
+def render_documents(documents: Sequence[Document], form: str = "numbered") -> str:
+    """One text of all documents; those without text are left out and not counted.
 
-    Documents without text are left out and not counted; of none but such the text is empty, so that nothing is read.
+    Args:
+        form: `numbered` is `Document i:`, title and text on lines of their own, a blank line between (METHOD 1);
+            `plain` is the texts alone, one a line.
     """
+    shown = [document for document in documents if document.text.strip()]
+    if form == "plain":
+        return "\n".join(document.text.strip("\n") for document in shown)
     blocks = []
-    for document in documents:
-        if document.text.strip():
-            title, text = document.title.replace("\n", " "), document.text.strip("\n")
-            blocks.append(f"Document {len(blocks) + 1}:\n{title}\n{text}")
+    for i, document in enumerate(shown, 1):
+        title, text = document.title.replace("\n", " "), document.text.strip("\n")
+        blocks.append(f"Document {i}:\n{title}\n{text}")
     return "\n\n".join(blocks)
 
 

@@ -89,6 +89,7 @@ def test_a_missing_file_and_a_directory_without_documents_are_refused(tmp_path):
 def test_documents_are_rendered_numbered_with_a_blank_line_between():
     found = [Document("A\nB", "one\n"), Document("nothing", ""), Document("C", "two\n\nthree")]
     assert render_documents(found) == "Document 1:\nA B\none\n\nDocument 2:\nC\ntwo\n\nthree"
+    assert render_documents(found, "plain") == "one\ntwo\n\nthree"
 
 
 def test_paragraphs_are_split_on_blank_lines_and_keep_their_title():
