@@ -65,6 +65,8 @@ class Turn:
     prefix_ids: np.ndarray | None = None
     """The prompt's ids, kept on request."""
     suffix_ids: np.ndarray | None = None
+    memory_tokens: int = 0
+    """Tokens of `memory`."""
 
 
 @dataclasses.dataclass
@@ -315,6 +317,7 @@ class _Wave:
             dropped_words=int(self.dropped[n, g]) if turn == 0 else 0,
             seconds=0.0,
             lookup_seconds=0.0,
+            memory_tokens=int(self.lengths[n, g, self.current[n, g]]) if self.current[n, g] >= 0 else 0,
         )
 
     def _store(self, turn: int, active: list[int], turns: list[list[Turn]]) -> float:
@@ -334,7 +337,7 @@ class _Wave:
                 written = tokenizer.encode(reply.memory)
                 ids = tokenizer.cut(written, config.memory_tokens)
                 text = tokenizer.decode(ids)
-                reply.memory, reply.memory_cut = text, len(ids) < len(written)
+                reply.memory, reply.memory_cut, reply.memory_tokens = text, len(ids) < len(written), len(ids)
                 memory[n, g, : len(ids)], lengths[n, g] = ids, len(ids)
                 self.current[n, g], self.lengths[n, g, turn] = turn, len(ids)
                 self.texts[n][g][turn] = text

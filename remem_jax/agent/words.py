@@ -54,10 +54,11 @@ _SPACED = _Spaced()
 
 def words(text: str) -> frozenset[str]:
     """The set of words of a text: case, compatibility forms, repeats and punctuation do not count."""
-    return frozenset(_split(text))
+    return frozenset(split_words(text))
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """The words of a text in order, repeats included."""
     folded = normalize("NFKC", normalize("NFKC", text).casefold())
     return folded.translate(_SPACED).split()
 
@@ -80,7 +81,7 @@ class WordTable:
 
         The words that come first in the text are kept.
         """
-        distinct = list(dict.fromkeys(_split(text)))
+        distinct = list(dict.fromkeys(split_words(text)))
         kept = sorted(self._ids.setdefault(word, len(self._ids)) for word in distinct[:size])
         row = np.full(size, -1, np.int32)
         row[: len(kept)] = kept
