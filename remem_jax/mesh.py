@@ -25,6 +25,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "ff": ("tensor",),
     "head_dim": (),
     "layers": (),
+    "rank": (),
     "tokens": (),
 }
 

@@ -4,6 +4,7 @@ Axes: `B` sequences, `T` tokens, `M` positions, `D` hidden, `V` vocabulary.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,43 @@ def chosen_logprobs(
 
     A scan over chunks, each recomputed in the backward pass: memory is chunk * V * 4 bytes whatever M is.
     """
+
+    def score(scaled, chosen):
+        return _at(scaled, chosen) - jax.nn.logsumexp(scaled, axis=-1)
+
+    return _over_chunks(score, params, hidden, targets, temperature, chunk)
+
+
+def chosen_logprobs_and_entropy(
+    params: Params,
+    hidden: Float[Array, "M D"],
+    targets: Int[Array, "M"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    gradient: bool = True,
+) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
+    """`chosen_logprobs`, and the entropy in nats of each whole softmax from the same logits.
+
+    `gradient` False makes the entropy a constant: it is then logged at no cost in the backward pass.
+    """
+
+    def score(scaled, chosen):
+        total = jax.nn.logsumexp(scaled, axis=-1)
+        logp = scaled - total[:, None]
+        if not gradient:  # Cut off in here: zeros that enter the scan backwards would be carried through all of it.
+            logp = jax.lax.stop_gradient(logp)
+        return _at(scaled, chosen) - total, -(jnp.exp(logp) * logp).sum(axis=-1)
+
+    return _over_chunks(score, params, hidden, targets, temperature, chunk)
+
+
+def _at(values: Float[Array, "M V"], chosen: Int[Array, "M"]) -> Float[Array, "M"]:
+    return jnp.take_along_axis(values, chosen[:, None], axis=1)[:, 0]
+
+
+def _over_chunks(score: Callable, params: Params, hidden, targets, temperature: float, chunk: int):
+    """`score(scaled logits [chunk, V], targets [chunk])` of every chunk, each of its results as `[M]`."""
     m = hidden.shape[0]
     chunk = min(chunk, m)
     pad = -m % chunk
@@ -35,12 +73,10 @@ def chosen_logprobs(
 
     @jax.checkpoint
     def one(carry, part):
-        scaled = head_logits(params, part[0]) / jnp.float32(temperature)
-        chosen = jnp.take_along_axis(scaled, part[1][:, None], axis=1)[:, 0]
-        return carry, chosen - jax.nn.logsumexp(scaled, axis=-1)
+        return carry, score(head_logits(params, part[0]) / jnp.float32(temperature), part[1])
 
     _, out = jax.lax.scan(one, None, (hidden, targets))
-    return out.reshape(-1)[:m]
+    return jax.tree.map(lambda x: x.reshape(-1)[:m], out)
 
 
 def token_logprobs(model, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]) -> Float[Array, "B T-1"]:

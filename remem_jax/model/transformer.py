@@ -59,7 +59,10 @@ def rotate(x: Float[Array, "M H h"], cos, sin):
 
 
 class Block(nn.Module):
-    """One decoder layer on flat tokens; its parameters are those `parameter_specs` lists under `layers`."""
+    """One decoder layer on flat tokens; its parameters are those `parameter_specs` lists under `layers`.
+
+    A weight `name` with parameters `name_lora_a [r, I]` and `name_lora_b [O, r]` beside it acts as `w + b @ a`.
+    """
 
     config: ModelConfig
 
@@ -72,16 +75,22 @@ class Block(nn.Module):
             for path, spec in parameter_specs(c).items()
             if len(path) == 2
         }
+
+        def project(x, name: str):
+            out = linear(x, w[name], w.get(f"{name}_bias"))
+            a, b = (self.get_variable("params", f"{name}_lora_{side}") for side in "ab")
+            return out if a is None else out + linear(linear(x, a), b)
+
         y = rms_norm(x, w["attn_norm"], c.rms_norm_eps)
-        q = linear(y, w["q"], w.get("q_bias")).reshape(-1, c.num_heads, c.head_dim)
-        k = linear(y, w["k"], w.get("k_bias")).reshape(-1, c.num_kv_heads, c.head_dim)
-        v = linear(y, w["v"], w.get("v_bias")).reshape(-1, c.num_kv_heads, c.head_dim)
+        q = project(y, "q").reshape(-1, c.num_heads, c.head_dim)
+        k = project(y, "k").reshape(-1, c.num_kv_heads, c.head_dim)
+        v = project(y, "v").reshape(-1, c.num_kv_heads, c.head_dim)
         if c.qk_norm:
             q, k = rms_norm(q, w["q_norm"], c.rms_norm_eps), rms_norm(k, w["k_norm"], c.rms_norm_eps)
         out, aux = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
-        x = x + linear(out.reshape(-1, c.num_heads * c.head_dim), w["o"], w.get("o_bias"))
+        x = x + project(out.reshape(-1, c.num_heads * c.head_dim), "o")
         y = rms_norm(x, w["mlp_norm"], c.rms_norm_eps)
-        return x + linear(nn.silu(linear(y, w["gate"])) * linear(y, w["up"]), w["down"]), aux
+        return x + project(nn.silu(project(y, "gate")) * project(y, "up"), "down"), aux
 
 
 def embed(params: Params, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:

@@ -139,7 +139,7 @@ def policy_loss(
         beta: weight of the KL estimate; at 0 no reference is needed.
         logp_ref: log-probabilities of the reference policy.
         entropy_bonus: weight of the entropy.
-        entropy: of the policy at each token.
+        entropy: of the policy at each token; without a bonus it is only logged.
         sampled_logp: log-probability with which the sampler really drew the token; given, the surrogate is weighted by
             `importance_weights`.
         importance_cap: the truncation of those.
@@ -174,6 +174,7 @@ def policy_loss(
         loss = loss + parts["kl_loss"]
     if entropy is not None:
         per_token["entropy"] = masked(entropy, gradient=True)
+    if entropy_bonus:
         parts["entropy_loss"] = -entropy_bonus * per_token["entropy"]
         loss = loss + parts["entropy_loss"]
 
@@ -181,6 +182,18 @@ def policy_loss(
     metrics = {name: ((values * ones).sum(), count) for name, values in per_token.items()}
     metrics |= {name: ((values * weights).sum(), total) for name, values in parts.items()}
     return ((loss * weights).sum(), total), jax.lax.stop_gradient(metrics)
+
+
+def supervised_loss(logp: Float[ArrayLike, "*B"], weights: Float[ArrayLike, "*B"]) -> tuple[Sums, dict[str, Sums]]:
+    """`sum(weights * -logp)`: the likelihood of given replies. Values where the weight is 0 are never looked at.
+
+    Returns `(sum, weight)` with `weight = sum(weights)`, and metrics by name: `nll`, the same pair, a mean a unit of
+    weight.
+    """
+    weights = jnp.asarray(weights, jnp.float32)
+    logp = jnp.where(weights > 0, jnp.asarray(logp, jnp.float32), 0.0)
+    sums = -(weights * logp).sum(), weights.sum()
+    return sums, jax.lax.stop_gradient({"nll": sums})
 
 
 def _check_given(weight: float, values: object, weight_name: str, values_name: str) -> None:

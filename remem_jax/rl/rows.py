@@ -27,8 +27,9 @@ class Reply:
     reply_ids: np.ndarray
     weights: np.ndarray
     """Of `token_weights`; 0 is no loss."""
-    advantage: float
-    logp_old: np.ndarray
+    advantage: float = 1.0
+    logp_old: np.ndarray | None = None
+    """None for replies that were given and not sampled."""
     sampled_logp: np.ndarray | None = None
     logp_ref: np.ndarray | None = None
 
