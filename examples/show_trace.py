@@ -1,5 +1,7 @@
 """Prints a trace of `remem answer --trace FILE` for reading: a block a turn, short values first, long texts wrapped.
 
+What was read before the turn (its chunk, its old memory) is left out.
+
 python examples/show_trace.py runs/demo/trace.jsonl
 """
 
@@ -11,12 +13,13 @@ from typing import Any
 
 SHORT = 60
 WIDTH = 100
+LEFT_OUT = ("question_id", "chunk", "memory_before")  # the last is the memory of the turn before
 
 
 def show(record: dict[str, Any], number: int) -> str:
     """One line of the trace as a block of text."""
     lines = [f"---- {number} ".ljust(WIDTH, "-")]
-    record = {name: value for name, value in record.items() if value not in (None, "", []) and name != "question_id"}
+    record = {name: value for name, value in record.items() if value not in (None, "", []) and name not in LEFT_OUT}
     facts = [f"{name} {_spell(value)}" for name, value in record.items() if not _is_long(value)]
     lines += textwrap.wrap("   ".join(facts), WIDTH, break_long_words=False)
     for name, value in record.items():

@@ -229,7 +229,7 @@ def _answer(loaded, readings, terminal, seed: int, questions_in_flight: int, tra
     from remem_jax.agent.api import answer_of
     from remem_jax.observe.trajectories import TraceWriter
 
-    writer = TraceWriter(trace) if trace is not None else None
+    writer = TraceWriter(trace, loaded.agent.model.tokenizer) if trace is not None else None
 
     def on_turn(progress) -> None:
         if writer is not None:

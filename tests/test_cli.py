@@ -21,8 +21,8 @@ from tests.tiny_agent import (
 )
 
 TRACE_KEYS = {
-    "question_id", "question", "rollout", "turn", "final", "prompt_tokens", "recalled_step", "recalled_score",
-    "recalled", "reply", "reply_tokens", "ended", "valid", "reason", "callback", "memory", "memory_cut",
+    "question_id", "question", "rollout", "turn", "final", "prompt_tokens", "chunk", "memory_before", "recalled_step",
+    "recalled_score", "recalled", "reply", "reply_tokens", "ended", "valid", "reason", "callback", "memory", "memory_cut",
     "dropped_words", "seconds", "lookup_seconds",
 }  # fmt: skip
 
@@ -104,6 +104,9 @@ def test_a_trace_holds_every_turn_in_order_and_follows_the_memory(folder, option
             assert turn["memory"] == memory
         memory = turn["memory"]
     assert memory  # some turn has written one
+    assert [turn["memory_before"] for turn in turns] == [None, *(turn["memory"] for turn in turns[:-1])]
+    assert turns[-1]["chunk"] is None
+    assert "".join(turn["chunk"] for turn in turns[:-1]).endswith(DOCUMENT.strip())
 
 
 def test_the_same_seed_gives_the_same_run_in_the_shell_and_in_python_and_another_seed_another(folder, options):
