@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from remem_jax.errors import RememError
+from remem_jax.eval.intervals import bootstrap_interval
 from remem_jax.eval.normalise import fold, normalise
 
 __all__ = [
@@ -95,37 +95,6 @@ def _contains_words(prediction: str, gold: str) -> float:
 def _contains_characters(prediction: str, gold: str) -> float:
     left, right = normalise(prediction), normalise(gold)
     return float(left in right or right in left)
-
-
-def bootstrap_interval(
-    scores: Sequence[float] | Float[np.ndarray, "n"],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of `scores`, resampling questions.
-
-    Args:
-        scores: `[n]`, one a question.
-        level: share of resampled means inside the interval.
-        resamples: number of resampled means.
-        seed: same scores and seed, same interval.
-
-    Returns:
-        Lower and upper end, unrounded.
-
-    Raises:
-        RememError: no scores.
-    """
-    values = np.asarray(scores, np.float64)
-    if values.size == 0:
-        raise RememError("expected the score of at least one question, found none: nothing was evaluated")
-    draw = np.random.default_rng(seed)
-    # One resample at a time: [resamples, n] at once would not fit for large sets.
-    means = [values[draw.integers(0, values.size, values.size)].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
 
 
 class Summary(NamedTuple):
