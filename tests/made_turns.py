@@ -6,6 +6,7 @@ import numpy as np
 
 from remem_jax.agent.loop import Episode, Turn
 from remem_jax.agent.reading import Reading
+from remem_jax.testing import DummyTokenizer
 
 
 def made_turn(number: int, **changes: Any) -> Turn:
@@ -17,6 +18,12 @@ def made_turn(number: int, **changes: Any) -> Turn:
         lookup_seconds=0.0,
     )  # fmt: skip
     return Turn(**values | changes)
+
+
+def told_episode(texts: list[str], *turns: Turn, id: str = "q", question: str = "Who?", rollout: int = 0) -> Episode:
+    """An episode of these turns over chunks of these texts, encoded by the dummy tokenizer."""
+    chunks = tuple(np.array(DummyTokenizer().encode(text), np.int32) for text in texts)
+    return Episode(Reading(id, question, (1,), chunks, sum(map(len, chunks))), rollout, list(turns))
 
 
 def made_episode(*turns: Turn, id: str = "q", question: str = "Who?", chunks: int = 2) -> Episode:
