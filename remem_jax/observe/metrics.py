@@ -16,6 +16,7 @@ from typing import Any
 from remem_jax.errors import RememError
 
 METRICS_FILE = "metrics.jsonl"
+FLUSH_SECONDS = 5  # of TensorBoard's writer, a thread of its own
 WANDB_FILE = "wandb_id"  # holds the run's id there, so that a resumed run goes on in it
 
 
@@ -48,7 +49,13 @@ class MetricWriter:
         if tensorboard:
             from tensorboardX import SummaryWriter
 
-            self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step)
+            self._tensorboard = SummaryWriter(
+                str(run_dir / "tensorboard"),
+                purge_step=first_step,
+                flush_secs=FLUSH_SECONDS,
+                # Its own names differ by the second only: a run resumed at once would overwrite the file.
+                filename_suffix=f".{secrets.token_hex(4)}",
+            )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line `{"step": step, name: value, ...}`; a value that is nan or infinite is null, and no scalar."""
@@ -58,7 +65,6 @@ class MetricWriter:
         if self._tensorboard is not None:
             for name, value in finite.items():
                 self._tensorboard.add_scalar(name, value, step)
-            self._tensorboard.flush()
         if self._wandb is not None:
             # Not as W&B's own step, which may not go back: a resumed run repeats some.
             self._wandb.log({"step": step} | finite)
@@ -169,7 +175,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _drop_torn_line(path: Path) -> None:
-    if not path.exists():
+    if not path.is_file():
         return
     with path.open("r+b") as file:
         content = file.read()
