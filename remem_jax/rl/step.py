@@ -235,7 +235,7 @@ def apply(
         step=state.step + 1,
         skipped=jnp.where(ok, state.skipped, state.skipped + 1),
     )
-    return state, {"grad_norm": optax.global_norm(gradients), "finite": finite}
+    return state, {"grad_norm": optax.tree.norm(gradients), "finite": finite}
 
 
 def zeros_like(params: Params) -> Params:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remem_jax.rl.losses import importance_weights, k3, logprob_gap, policy_loss, surrogate, token_weights
+from remem_jax.rl.losses import (
+    importance_weights,
+    k3,
+    logprob_gap,
+    policy_loss,
+    supervised_loss,
+    surrogate,
+    token_weights,
+)
 
 FEW = settings(max_examples=25, deadline=None)
 KINDS = {"state_mean": {}, "token_mean": {}, "constant": {"divisor": 48.0}}
@@ -177,6 +185,21 @@ def test_every_term_of_the_objective_by_hand():
     close(metrics["clip_low"], (0, 2))
     close(metrics["old_kl"], (0.5 - log(1.5) - 0.5 - log(0.5), 2), 1e-5)
     assert "clip_dual" not in metrics
+
+
+def test_an_entropy_without_a_bonus_is_logged_and_changes_no_loss():
+    arrays = np.array([-1.0, -2.0]), np.array([-1.5, -2.0]), np.array([1.0, -1.0]), np.array([1.0, 3.0])
+    plain, _ = policy_loss(*arrays)
+    (loss, weight), metrics = policy_loss(*arrays, entropy=np.array([2.0, 1.0]))
+    assert (loss, weight) == plain and "entropy_loss" not in metrics
+    close(metrics["entropy"], (3, 2))
+
+
+def test_supervised_loss_is_the_weighted_negative_log_likelihood():
+    logp, weights = jnp.array([-1.0, -2.0, INF]), jnp.array([1.0, 0.5, 0.0])
+    (loss, weight), metrics = supervised_loss(logp, weights)
+    assert (loss, weight) == (2.0, 1.5) and metrics["nll"] == (2.0, 1.5)
+    close(jax.grad(lambda logp: supervised_loss(logp, weights)[0][0])(logp), [-1.0, -0.5, 0.0], 0)
 
 
 def test_clip_fractions_count_live_tokens_whose_gradient_a_clip_cut_off():
