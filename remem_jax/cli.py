@@ -211,6 +211,54 @@ def answer(
     _answer(loaded, readings, terminal, seed, questions_in_flight, trace, as_json)
 
 
+@app.command(context_settings={"ignore_unknown_options": False})
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML file; configs/ holds examples.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's, such as steps=20.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print the resolved settings, shapes and a memory estimate; train nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option(help="Show nothing while it runs.")] = False,
+) -> None:
+    """Train an agent by multi-level GRPO, or warm-start it on demonstrations (algorithm: sft). Resumes by itself."""
+    from remem_jax.rl.config import TrainConfig
+    from remem_jax.settings import load_config
+
+    settings = load_config(TrainConfig, config, overrides or [])
+    if dry_run:
+        from remem_jax.rl.preview import preview
+
+        print(preview(settings))
+        return
+    from remem_jax.rl.trainer import train as run
+
+    outcome = run(settings, quiet=quiet)
+    if outcome.stopped:
+        again = " ".join(["remem train", str(config), *(overrides or [])])
+        print(
+            f"stopped after step {outcome.step} of {settings.steps}, saved in {settings.run_dir}; go on with: {again}"
+        )
+        return
+    best = "" if outcome.best is None else f", best validation exact match {outcome.best:.3f}"
+    where = "" if outcome.exported is None else f"; model: {outcome.exported}"
+    print(f"done: {outcome.step} steps in {settings.run_dir}{best}{where}")
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A run's directory, or one checkpoint in it.")],
+    out: Annotated[Path, typer.Argument(help="New directory for safetensors weights, tokenizer and remem.json.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    best: Annotated[bool, typer.Option(help="The best checkpoint by validation instead of the newest.")] = False,
+) -> None:
+    """Export a checkpoint as a Hugging Face directory that transformers and `remem answer` load."""
+    from remem_jax.convert import convert as run
+
+    print(f"written: {run(source, out, dtype=dtype, best=best)}")
+
+
 def _load(model, dtype, attention, prompts, memory_tag, settings, *, weights: bool):
     """The agent, its tags changed where asked."""
     if dtype not in (None, "float32", "bfloat16", "float16"):

@@ -113,12 +113,17 @@ class AgentConfig:
 
 def write_agent_json(directory: str | Path, config: AgentConfig) -> Path:
     """Writes `remem.json` beside a model's weights, in one step; returns its path."""
-    values = {"version": AGENT_FILE_VERSION, "written_by": f"remem_jax {__version__}", **dataclasses.asdict(config)}
     path = Path(directory) / AGENT_FILE
     part = path.with_suffix(".json.part")
-    part.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.write_text(agent_json(config), encoding="utf-8")
     os.replace(part, path)
     return path
+
+
+def agent_json(config: AgentConfig) -> str:
+    """The text of `remem.json`."""
+    values = {"version": AGENT_FILE_VERSION, "written_by": f"remem_jax {__version__}", **dataclasses.asdict(config)}
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_agent_json(path: str | Path) -> AgentConfig | None:

@@ -74,7 +74,14 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 def _spell(hint: Any) -> str:
     """A type in a reader's words: `int | None` is 'a whole number or none'."""
-    plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "none"}
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "none",
+        object: "any value",
+    }
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_spell(part) for part in arguments)

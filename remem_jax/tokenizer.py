@@ -134,6 +134,38 @@ def _from_gguf(path: Path) -> Tokenizer:
     raise RememError(f"{path} holds a tokenizer of kind {kind}: supported in GGUF are gpt2 (byte-level BPE) and llama")
 
 
+def tokenizer_files(path: str | Path) -> dict[str, bytes | Path]:
+    """File name -> content or file to copy: what must lie beside exported weights so that `load_tokenizer` and
+    transformers read the tokenizer at `path`, a model directory or a GGUF file. Empty for one without a tokenizer.
+    """
+    path = Path(path)
+    if path.is_dir():
+        beside = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+        wanted = ("tokenizer.json", *beside, "vocab.json", "merges.txt", "generation_config.json")
+        return {file.name: file for name in (*wanted, "*.model") for file in sorted(path.glob(name))}
+    if path.suffix != ".gguf":
+        return {}
+    from remem_jax.model.gguf import read_metadata
+
+    metadata = read_metadata(path)
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    roles = {role: metadata.get(f"tokenizer.ggml.{role}_id") for role in ("bos_token", "eos_token")}
+    settings = {role: tokens[i] for role, i in roles.items() if i is not None and i < len(tokens)}
+    settings["chat_template"] = metadata.get("tokenizer.chat_template")
+    settings["add_bos_token"] = metadata.get("tokenizer.ggml.add_bos_token")
+    known = {name: value for name, value in settings.items() if value is not None}
+    known["tokenizer_class"] = "PreTrainedTokenizerFast"
+    files: dict[str, bytes | Path] = {"tokenizer_config.json": json.dumps(known, ensure_ascii=False).encode()}
+    if metadata.get("tokenizer.ggml.model") == "gpt2":
+        from remem_jax import tokenizer_json
+
+        spec = tokenizer_json.spec_of_gguf(path, metadata)
+        return files | {"tokenizer.json": json.dumps(spec, ensure_ascii=False).encode()}
+    from remem_jax import tokenizer_pieces
+
+    return files | {"tokenizer.model": tokenizer_pieces.proto_of_gguf(path, metadata).SerializeToString()}
+
+
 def _all_added(added: list[dict[str, Any]], decoder: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Added tokens of tokenizer.json, then those that only tokenizer_config.json lists, by id."""
     known = {token["content"] for token in added}

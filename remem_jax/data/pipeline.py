@@ -5,8 +5,9 @@ The order is a function of seed and position alone, so that a position is all a 
 Axes: `N` questions of a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import grain.python as grain
 
@@ -16,6 +17,9 @@ from remem_jax.config import AgentConfig
 from remem_jax.data.records import Record
 from remem_jax.errors import RememError
 from remem_jax.tokenizer import Tokenizer
+
+T = TypeVar("T")
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,20 @@ def make_example(
     return Example(record, reading)
 
 
-class Batches:
+class Batches(Generic[T, E]):
     """Batch `b` of an endless stream of shuffled epochs, by random access: nothing to save but `b`."""
 
-    def __init__(self, records: Sequence[Record], size: int, seed: int, make):
-        """`make(record) -> Example` is called when an element is read.
+    def __init__(self, elements: Sequence[T], size: int, seed: int, make: Callable[[T], E]):
+        """`make` is called when an element is read; it may tokenise.
 
-        Raises RememError when there are fewer records than a batch holds.
+        Raises RememError when there are fewer elements than a batch holds.
         """
-        if len(records) < size:
-            raise RememError(f"expected at least {size} training questions for one rollout batch, found {len(records)}")
+        if len(elements) < size:
+            raise RememError(f"data.train: expected at least {size} lines, the size of a batch, found {len(elements)}")
         self.size = size
-        self._elements = grain.MapDataset.source(list(records)).seed(seed).shuffle().repeat(None).map(make)
+        self._stream = grain.MapDataset.source(list(elements)).seed(seed).shuffle().repeat(None).map(make)
 
-    def __getitem__(self, batch: int) -> list[Example]:
-        """The `N` examples of a batch; no question stands in it twice unless an epoch ends inside it."""
+    def __getitem__(self, batch: int) -> list[E]:
+        """The `N` elements of a batch; none stands in it twice unless an epoch ends inside it."""
         first = batch * self.size
-        return [self._elements[i] for i in range(first, first + self.size)]
+        return [self._stream[i] for i in range(first, first + self.size)]

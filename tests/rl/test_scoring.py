@@ -62,7 +62,7 @@ def test_scores_of_two_questions_equal_the_hand_computed_ones():
 
 
 def test_a_chunk_read_next_counts_against_the_callback():
-    episodes, answers = _two_questions()
+    episodes, _ = _two_questions()
     for episode in episodes[0]:
         episode.turns[1].recalled = "Bo"
     found = score(episodes, [["Bo"], ["y"]], Reward(), TOKENIZER, writes_queries=True)

@@ -1,0 +1,283 @@
+"""The training loop: steps of one algorithm with validation, checkpoints, metrics and resume around them.
+
+Nothing random has a state of its own: data, sampling and shuffles are functions of (seed, step), so a checkpoint's
+arrays and its step are all that a run needs to go on bit by bit as if it had never stopped.
+"""
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import yaml
+
+from remem_jax import __version__
+from remem_jax.checkpoint import Checkpoints, check_space, find_checkpoint, restore, state_bytes
+from remem_jax.convert import convert
+from remem_jax.errors import RememError
+from remem_jax.eval.harness import evaluate, summary, write_results
+from remem_jax.observe.live import TrainScreen
+from remem_jax.observe.metrics import MetricWriter, append_line, open_lines, truncate_lines
+from remem_jax.observe.trajectories import scored_records, write_records
+from remem_jax.rl.config import TrainConfig
+from remem_jax.rl.grpo import Played, grpo_step
+from remem_jax.rl.memory import questions_in_flight
+from remem_jax.rl.setup import (
+    Run,
+    abstract_state,
+    engine_params,
+    fresh_state,
+    lines_that_differ,
+    model_files,
+    plain,
+    prepare_run,
+)
+from remem_jax.rl.sft import sft_step
+from remem_jax.rl.step import TrainState
+from remem_jax.rl.stop import Stopped, StopRequest
+
+STEPS = {"grpo": grpo_step, "sft": sft_step}
+VALIDATION_FILE, CONFIG_FILE, EXPORT = "validation.jsonl", "config.yaml", "model"
+
+
+@dataclass
+class Position:
+    """How far a run is; with the state's arrays, all that a checkpoint holds."""
+
+    step: int = 0
+    """Steps done, which is also the position in the data."""
+    best: float | None = None
+    """Highest validation score so far."""
+    best_step: int | None = None
+    validated: int = -1
+    """Step that was validated last."""
+    losses: tuple[float, ...] = ()
+    """The last losses, for `stop.loss`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    """Steps done."""
+    stopped: bool
+    """By a signal, before its last step."""
+    best: float | None
+    exported: Path | None
+    """The directory of exported weights."""
+
+
+def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
+    """Run `config` to its end, or to the safe point after a SIGTERM or Ctrl-C.
+
+    Raises:
+        RememError: what cannot work is told before training where it can be known.
+    """
+    with StopRequest() as stop:
+        directory = Path(config.run_dir)
+        checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep)
+        with contextlib.closing(checkpoints):
+            source = _resume_from(config, checkpoints)
+            run = prepare_run(config)
+            run.in_flight = questions_in_flight(run) if config.algorithm == "grpo" else 1
+            like = abstract_state(run)
+            warning = check_space(directory, state_bytes(like), keep=config.checkpoint.keep)
+            notes = [*run.notes, *([warning] if warning else [])]
+            state, position = _start(run, source, like, checkpoints, notes)
+            _write_config(directory, config)
+            return _loop(run, state, position, checkpoints, stop, notes, quiet)
+
+
+def _resume_from(config: TrainConfig, checkpoints: Checkpoints) -> Path | None:
+    """The checkpoint that the run goes on from, None for a fresh start."""
+    latest = checkpoints.latest()
+    if config.resume not in ("auto", "never"):
+        if latest is None or find_checkpoint(config.resume).parent == checkpoints.directory:
+            return find_checkpoint(config.resume)
+        raise RememError(
+            f"resume: {config.run_dir} has checkpoints of its own and {config.resume} is another run's: give a new "
+            "run_dir, or resume=auto"
+        )
+    if latest is None:
+        return None
+    if config.resume == "never":
+        raise RememError(
+            f"resume: {config.run_dir} holds a run of {latest} steps already: give a new run_dir, remove the old one, "
+            "or go on with it by resume=auto"
+        )
+    return checkpoints.directory / str(latest)
+
+
+def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes: list[str]):
+    """State and position to go on from; files of the run are cut back to that step."""
+    directory, config = Path(run.config.run_dir), dataclasses.asdict(run.config)
+    if source is None:
+        return fresh_state(run), Position()
+    if source.parent == checkpoints.directory:
+        state, info = checkpoints.restore(int(source.name), like)
+        checkpoints.discard_after(int(source.name))
+    else:
+        state, info = restore(source, like)
+    ignored = ("resume", "run_dir", "steps", "log")
+    changed = [name for name in lines_that_differ(info["config"], plain(config)) if name.split(".")[0] not in ignored]
+    if changed:
+        notes.append(f"settings changed since the checkpoint: {', '.join(changed)}")
+    position = Position(
+        **{name: info[name] for name in ("step", "best", "best_step", "validated")}, losses=tuple(info["losses"])
+    )
+    notes.append(f"resumed after step {position.step} from {source}")
+    truncate_lines(directory / VALIDATION_FILE, position.step + 1)
+    return state, position
+
+
+def _write_config(directory: Path, config: TrainConfig) -> None:
+    text = yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+    (directory / CONFIG_FILE).write_text(
+        f"# remem_jax {__version__}; go on: remem train THIS\n{text}", encoding="utf-8"
+    )
+
+
+def _loop(
+    run: Run, state: TrainState, position: Position, checkpoints: Checkpoints, stop: StopRequest, notes, quiet: bool
+) -> Outcome:
+    config, directory = run.config, Path(run.config.run_dir)
+    writer = MetricWriter(
+        directory,
+        first_step=position.step + 1,
+        tensorboard=config.log.tensorboard,
+        wandb_project=config.log.wandb_project,
+    )
+    stopped = False
+    with contextlib.closing(writer), TrainScreen(config.steps, done=position.step, quiet=quiet) as screen:
+        for note in notes:
+            screen.note(note)
+        try:
+            if position.validated != position.step:  # before training, or where a stop came in between
+                _validate_and_save(run, state, position, checkpoints, screen, stop)
+            while position.step < config.steps and not _low_enough(run, position):
+                stop.check()
+                state, metrics, played = STEPS[config.algorithm](run, state, position.step, screen, stop)
+                position.step += 1
+                position.losses = (*position.losses, metrics["loss/total"])[-config.stop.window :]
+                writer.write(position.step, metrics)
+                screen.step(position.step, metrics)
+                _trajectories(run, played, position.step)
+                _validate_and_save(run, state, position, checkpoints, screen, stop)
+        except Stopped:
+            stopped = True
+        _save(run, state, position, checkpoints, screen)
+        screen.phase("waiting for the checkpoint")
+        checkpoints.wait()
+        if stopped:
+            return Outcome(position.step, True, position.best, None)
+        _check_loss(run, position)
+        exported = _export(run, screen)
+    return Outcome(position.step, False, position.best, exported)
+
+
+def _validate_and_save(run, state, position: Position, checkpoints, screen, stop) -> None:
+    """Validation and checkpoint, where it is time for them."""
+    config, last = run.config, position.step == run.config.steps or _low_enough(run, position)
+    score = None
+    if run.validation and (last or position.step % config.validation.every == 0):
+        score = _validate(run, state, position, screen, stop)
+    if score is not None or position.step % config.checkpoint.every == 0:
+        _save(run, state, position, checkpoints, screen, score)
+
+
+def _save(run, state, position: Position, checkpoints, screen, score: float | None = None) -> None:
+    if position.step == 0:
+        return  # nothing has been learnt: a fresh start is the same
+    screen.phase("saving")
+    info = {**dataclasses.asdict(position), "config": plain(dataclasses.asdict(run.config))}
+    if run.config.lora.rank:
+        info |= {"base": str(run.model.path), "lora": plain(dataclasses.asdict(run.config.lora))}
+    if score is not None and position.step in checkpoints.steps():
+        checkpoints.discard_after(position.step - 1)  # saved by a stop before its validation: once more, with its score
+    checkpoints.save(position.step, state, info, files=model_files(run), score=score)
+
+
+def _validate(run: Run, state, position: Position, screen, stop) -> float | None:
+    """Scores of the validation questions, written and shown; the exact match, None without questions."""
+    if not run.validation:
+        return None
+    began = time.perf_counter()
+    results = evaluate(
+        run.player(engine_params(run, state)),
+        run.validation,
+        seed=(run.config.seed + 1) % 2**32,
+        questions_in_flight=max(run.in_flight * run.config.rollout.group, 1),
+        on_turn=lambda progress: screen.phase("validation turn", progress.turn, progress.turns),
+        between=stop.check,
+    )
+    scores = summary(results)
+    directory = Path(run.config.run_dir)
+    truncate_lines(directory / VALIDATION_FILE, position.step)
+    with contextlib.closing(open_lines(directory / VALIDATION_FILE)) as file:
+        append_line(file, {"step": position.step, **_finite(scores), "seconds": time.perf_counter() - began})
+    (directory / "validation").mkdir(exist_ok=True)
+    write_results(directory / "validation" / f"step_{position.step:06}.jsonl", results)
+    screen.validation(position.step, {name: scores[name] for name in ("exact_match", "f1", "n")})
+    score, position.validated = scores["exact_match"], position.step
+    if position.best is None or score > position.best:
+        position.best, position.best_step = score, position.step
+    return score
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _trajectories(run: Run, played: Played | None, step: int) -> None:
+    every = run.config.log.trajectories_every
+    if played is None or every == 0 or (step != 1 and step % every):
+        return
+    count = run.config.log.trajectories_questions
+    tokenizer = run.model.tokenizer
+    assert tokenizer is not None
+    records = scored_records(
+        played.episodes[:count],
+        _first(played, count),
+        played.answers[:count],
+        run.config.reward,
+        tokenizer,
+        step=step,
+    )
+    write_records(Path(run.config.run_dir) / "trajectories" / f"step_{step:06}.jsonl", records)
+
+
+def _first(played: Played, count: int):
+    return dataclasses.replace(
+        played.scores, **{f.name: getattr(played.scores, f.name)[:count] for f in dataclasses.fields(played.scores)}
+    )
+
+
+def _low_enough(run: Run, position: Position) -> bool:
+    stop = run.config.stop
+    full = stop.loss is not None and len(position.losses) == stop.window
+    return bool(full and sum(position.losses) / stop.window < stop.loss)  # pyright: ignore[reportOperatorIssue]
+
+
+def _check_loss(run: Run, position: Position) -> None:
+    stop = run.config.stop
+    if stop.loss is not None and not _low_enough(run, position):
+        mean = sum(position.losses) / max(len(position.losses), 1)
+        raise RememError(
+            f"stop.loss: expected a mean of {stop.window} losses below {stop.loss} within {run.config.steps} steps, "
+            f"found {mean:.3f}: raise steps, or try another seed"
+        )
+
+
+def _export(run: Run, screen: TrainScreen) -> Path | None:
+    if run.config.export == "none":
+        return None
+    screen.phase("exporting")
+    target = Path(run.config.run_dir) / EXPORT
+    if target.exists() and jax.process_index() == 0:
+        shutil.rmtree(target)
+    return convert(run.config.run_dir, target, dtype="float32", best=run.config.export == "best")

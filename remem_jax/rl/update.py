@@ -1,0 +1,83 @@
+"""One optimizer step from a list of groups: micro-batches, the gradient's sum, AdamW, and metrics as plain numbers.
+
+The only loop between packed rows and the jitted step, for GRPO and the warm start alike.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from remem_jax.errors import RememError
+from remem_jax.rl.rows import Group, micro_batches, pack_rows
+from remem_jax.rl.setup import Run
+from remem_jax.rl.step import TrainState, accumulate, apply, zeros_like
+
+
+def optimizer_step(
+    run: Run, state: TrainState, groups: Sequence[Group], total: float, rate: float
+) -> tuple[TrainState, dict[str, tuple[float, float]], list[str]]:
+    """The state after one step, metrics as (sum, weight), and the parameters whose gradient was not finite.
+
+    Args:
+        total: what the weighted sum of all losses is divided by.
+        rate: learning rate.
+
+    Raises:
+        RememError: the device is out of memory; it names what to lower.
+    """
+    memory = run.config.memory
+    try:
+        gradients, collected = zeros_like(state.params), []
+        for micro in micro_batches(groups, token_budget=memory.token_budget, row_tokens=memory.row_tokens):
+            gradients, (value, _), metrics = accumulate(
+                gradients,
+                state.params,
+                pack_rows(micro),
+                config=run.model.config,
+                objective=run.objective,
+                dtype=run.dtype,
+                backend=run.config.attention,
+                frozen=run.frozen,
+                lora_scale=run.lora_scale,
+            )
+            collected.append(metrics | {"loss": (value, jnp.float32(0))})
+        state, applied = apply(state, gradients, jnp.float32(total), jnp.float32(rate), optimizer=run.optimizer)
+        collected, applied = jax.device_get((collected, applied))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RememError(
+            f"out of memory in the update: lower memory.token_budget (now {memory.token_budget})"
+        ) from None
+    sums = add_up(collected)
+    sums["loss"] = (sums["loss"][0], total)
+    sums["grad_norm"] = (float(applied["grad_norm"]), 1.0)
+    return state, sums, _not_finite(state, applied["finite"])
+
+
+def add_up(parts: Sequence[dict]) -> dict[str, tuple[float, float]]:
+    """(sum, weight) of each metric over micro-batches or steps."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {
+        name: (
+            float(sum(float(part[name][0]) for part in parts if name in part)),
+            float(sum(float(part[name][1]) for part in parts if name in part)),
+        )
+        for name in names
+    }
+
+
+def means(sums: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """sum / weight of each metric; 0 for a weight of 0."""
+    return {name: value / weight if weight else 0.0 for name, (value, weight) in sums.items()}
+
+
+def _not_finite(state: TrainState, finite: np.ndarray) -> list[str]:
+    paths = jax.tree_util.tree_flatten_with_path(state.params)[0]
+    return [
+        "/".join(str(getattr(key, "key", key)) for key in path)
+        for (path, _), ok in zip(paths, finite, strict=True)
+        if not ok
+    ]
