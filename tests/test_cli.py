@@ -22,8 +22,8 @@ from tests.tiny_agent import (
 
 TRACE_KEYS = {
     "question_id", "question", "rollout", "turn", "final", "prompt_tokens", "chunk", "memory_before", "recalled_step",
-    "recalled_score", "recalled", "reply", "reply_tokens", "ended", "valid", "reason", "callback", "memory", "memory_cut",
-    "dropped_words", "seconds", "lookup_seconds",
+    "recalled_score", "recalled", "reply", "reply_tokens", "ended", "valid", "reason", "callback", "memory",
+    "memory_cut", "dropped_words", "seconds", "lookup_seconds",
 }  # fmt: skip
 
 

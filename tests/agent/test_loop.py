@@ -179,7 +179,7 @@ def test_an_invalid_reply_changes_nothing_and_asks_nothing(monkeypatch, broken):
     assert blocks(episode, "M") == ["none", "red fox", "blue hen", "blue hen", "grey owl"]
     assert blocks(episode, "R") == ["nothing", "nothing", "red fox", "nothing", "red fox"]
     turn = episode.turns[2]
-    assert (turn.valid, turn.memory, turn.callback) == (False, "blue hen", None) and turn.reason
+    assert (turn.valid, turn.memory, turn.callback, turn.memory_tokens) == (False, "blue hen", None, 8) and turn.reason
     assert not turn.memory_cut and episode.turns[3].recalled_step == -1
 
 
@@ -253,7 +253,7 @@ def test_a_long_memory_is_cut_and_the_cut_text_is_the_memory_everywhere(monkeypa
     assert blocks(episode, "M") == ["none", "red fox hen", "grey", "blue"]
     assert blocks(episode, "R") == ["nothing", "nothing", "nothing", "red fox hen"]  # nothing holds "owl" now
     assert [turn.memory for turn in episode.turns] == ["red fox hen", "grey", "blue", "blue"]
-    assert [turn.memory_cut for turn in episode.turns] == [True, False, False, False]
+    assert [(turn.memory_cut, turn.memory_tokens) for turn in episode.turns] == [(True, 11), *[(False, 4)] * 3]
 
 
 def test_words_that_do_not_fit_the_comparison_are_counted(monkeypatch):

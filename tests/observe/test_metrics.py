@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
 from remem_jax.errors import RememError
 from remem_jax.observe.metrics import MetricWriter, append_line, open_lines, read_metrics, truncate_lines
