@@ -35,7 +35,7 @@ STYLE: dict[Any, Any] = {
 }
 
 OUTCOME = "reward/outcome"
-VALIDATION = "validation/exact_match"
+VALIDATION = "exact_match"
 PARTS = {
     "reward/memory": "memory gain a turn",
     "reward/callback": "callback gain a turn",
@@ -52,8 +52,8 @@ def learning_curve(runs: Mapping[str, Sequence[Metrics]], path: str | Path) -> N
     """Draw training and validation exact match, reward parts and call rate against the step, to a PNG file.
 
     Args:
-        runs: lines of metrics by the label of a run, each with its `step`; lines may hold any of `OUTCOME`, `PARTS` and
-            `VALIDATION`, and what is absent, null or not finite is passed over.
+        runs: by the label of a run the lines of its metrics.jsonl and validation.jsonl, in one list and any order, each
+            with its `step`; what a line lacks of `OUTCOME`, `PARTS` and `VALIDATION`, or has as null, is passed over.
 
     Raises:
         RememError: nothing to draw, or the file cannot be written.
