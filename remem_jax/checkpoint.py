@@ -1,19 +1,15 @@
-"""Checkpoints on Orbax: written in the background, complete or not there at all, restored straight to shardings.
+"""Checkpoints on Orbax, written in the background: complete or not there at all, the newest and the best kept.
 
-A run's folder `checkpoints` holds one folder a step: `state/` with the arrays (Orbax's format) and `files/` with
-`checkpoint.json` and the small files that make a model of the arrays: config.json, tokenizer files, remem.json.
+How they lie on disk and are read is in `remem_jax.stored`, whose functions are named here too.
 """
 
-import contextlib
 import errno
-import functools
 import json
-import logging
 import math
 import os
 import re
 import shutil
-import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +21,22 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from remem_jax.errors import RememError
+from remem_jax.stored import (
+    FILES,
+    INFO_FILE,
+    STATE,
+    absolute,
+    best_step,
+    complete_steps,
+    find_checkpoint,
+    hush,
+    named_leaves,
+    read_info,
+    restore,
+)
 
-FOLDER, STATE, FILES = "checkpoints", "state", "files"
-INFO_FILE = "checkpoint.json"
+__all__ = ["Checkpoints", "check_space", "find_checkpoint", "read_info", "restore", "state_bytes"]
+
 _DELETED = ".deleted-"
 _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED)
 
@@ -68,7 +77,7 @@ class Checkpoints:
         self._keep = keep
         self._pending: int | None = None
         self._known: set[int] = set()  # saved or restored here, so that saving one again means the same state
-        _hush()
+        hush()
         self._remove_unfinished()
         # Uncompressed: weights hardly shrink, and compression would take the cores that the training runs on.
         arrays = ocp.PyTreeCheckpointHandler(use_compression=False)
@@ -76,15 +85,15 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
-        return sorted(_complete(self.directory))
+        return sorted(complete_steps(self.directory))
 
     def latest(self) -> int | None:
         """The newest step, None without any."""
-        return max(_complete(self.directory), default=None)
+        return max(complete_steps(self.directory), default=None)
 
     def best(self) -> int | None:
         """The step with the highest score, the first of equals; None where no score was given."""
-        return _best(_complete(self.directory))
+        return best_step(complete_steps(self.directory))
 
     def save(
         self,
@@ -103,25 +112,20 @@ class Checkpoints:
             files: name -> a file to copy (Path) or content (text or bytes).
             score: of the validation at this step, the higher the better; None or NaN where there was none.
 
-        A step that was saved or restored here before is left as it is.
+        Of a step that was saved or restored here before, `info` and `score` are renewed; the arrays are the same.
 
         Raises:
             RememError: this or the save before failed, as on a full disk; or the step is there from another run.
         """
         self.wait()
         self._remove_unfinished()  # writes that a failed save had begun may have come after its end
-        if step in _complete(self.directory):
-            if step in self._known:
-                return
-            raise RememError(
-                f"{self.directory} holds a checkpoint of step {step} from another run: resume from it, or give this "
-                "run a directory of its own"
-            )
         score = None if score is None or math.isnan(score) else float(score)
-        record = {"step": step, "score": score, "info": dict(info)}
-        contents = {name: _content(value) for name, value in files.items()}
-        contents[INFO_FILE] = (json.dumps(record, indent=2) + "\n").encode()
-        named = _named(state)
+        record = _json({"step": step, "score": score, "info": dict(info)})
+        if step in complete_steps(self.directory):
+            self._renew(step, record)
+            return
+        contents = {name: _content(value) for name, value in files.items()} | {INFO_FILE: record}
+        named = named_leaves(state)
         jax.block_until_ready(named)  # a failed computation shows up here, not as a failed save
         arguments = {STATE: ocp.args.PyTreeSave(named), FILES: _SaveFiles(contents)}
         self._pending = step
@@ -129,6 +133,18 @@ class Checkpoints:
             self._writer.save(self.directory / str(step), args=ocp.args.Composite(**arguments))
         except Exception as error:
             self._failed(error)
+
+    def _renew(self, step: int, record: bytes) -> None:
+        if step not in self._known:
+            raise RememError(
+                f"{self.directory} holds a checkpoint of step {step} from another run: resume from it, or give this "
+                "run a directory of its own"
+            )
+        if jax.process_index() == 0:
+            file = self.directory / str(step) / FILES / INFO_FILE
+            part = file.with_suffix(".part")
+            part.write_bytes(record)
+            os.replace(part, file)
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict]:
         """State and info of a step; see `restore`."""
@@ -158,8 +174,8 @@ class Checkpoints:
             return
         self._known.add(self._pending)
         self._pending = None
-        found = _complete(self.directory)
-        stay = {*sorted(found)[-self._keep :], _best(found)}
+        found = complete_steps(self.directory)
+        stay = {*sorted(found)[-self._keep :], best_step(found)}
         self._remove(self.directory / str(step) for step in found if step not in stay)
 
     def close(self) -> None:
@@ -191,98 +207,8 @@ class Checkpoints:
         """Renames first: a kill while files are being removed must not leave half a checkpoint under its name."""
         for path in list(paths) if jax.process_index() == 0 else ():
             if not path.name.startswith(_DELETED):
-                path = path.rename(path.with_name(_DELETED + path.name))
+                path = path.rename(path.with_name(f"{_DELETED}{path.name}-{time.time_ns()}"))
             shutil.rmtree(path, ignore_errors=True)
-
-
-def restore(path: str | Path, like: Any) -> tuple[Any, dict]:
-    """State and info of one checkpoint.
-
-    Args:
-        path: the folder of one step.
-        like: a tree of arrays or `ShapeDtypeStruct`s. Each array comes back with the sharding of its place here
-            (default device without one), bit for bit; NumPy arrays come back as NumPy arrays.
-
-    Raises:
-        RememError: the folder is no checkpoint or is damaged, or its tree, shapes or dtypes are others than `like`'s.
-    """
-    path, info = Path(path), read_info(path)
-    named, stored = _named(like), stored_arrays(path)
-    for kind, names in (("lacks", named.keys() - stored.keys()), ("also holds", stored.keys() - named.keys())):
-        if names:
-            first = min(names)
-            found = (named | stored)[first]
-            raise RememError(
-                f"checkpoint {path} {kind} {first} {_shape(found)}{_more(names)}: it belongs to another model or "
-                "optimizer; resume with the settings it was made with"
-            )
-    wrong = [name for name in named if _shape(named[name]) != _shape(stored[name])]
-    if wrong:
-        raise RememError(
-            f"checkpoint {path}: expected {wrong[0]} {_shape(named[wrong[0]])}, found {_shape(stored[wrong[0]])}"
-            f"{_more(wrong)}; resume with the settings it was made with"
-        )
-    arrays = read_arrays(path, named)
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named]), info
-
-
-def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Some arrays of a checkpoint by name, each as `restore` gives it."""
-
-    def arguments(leaf: Any) -> ocp.RestoreArgs:
-        if isinstance(leaf, np.ndarray):
-            return ocp.RestoreArgs(restore_type=np.ndarray)
-        sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
-
-    shapes = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in like.items()}
-    restore_args = {name: arguments(leaf) for name, leaf in like.items()}
-    request = ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, partial_restore=True)
-    _hush()
-    try:
-        return ocp.PyTreeCheckpointHandler().restore(Path(path) / STATE, args=request)
-    except (ValueError, OSError, KeyError) as error:
-        raise _damaged(path, error) from None
-
-
-def stored_arrays(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Names, shapes and dtypes of a checkpoint's arrays; nothing else is read."""
-    _hush()
-    try:
-        tree: Any = ocp.PyTreeCheckpointHandler().metadata(Path(path) / STATE)
-    except (ValueError, OSError, KeyError) as error:
-        raise _damaged(path, error) from None
-    return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in tree.items()}
-
-
-def read_info(path: str | Path) -> dict:
-    """The `info` that was saved with a checkpoint, the folder of one step."""
-    try:
-        return _record(Path(path))["info"]
-    except OSError:
-        raise RememError(f"{path} is not a complete checkpoint: expected {FILES}/{INFO_FILE} in it") from None
-
-
-def find_checkpoint(path: str | Path, *, best: bool = False) -> Path:
-    """The folder of one step, from a run's directory, its folder of checkpoints or a step's own folder.
-
-    Args:
-        best: the one with the highest score instead of the newest.
-    """
-    path = Path(path)
-    if (path / FILES / INFO_FILE).is_file():
-        if best:
-            raise RememError(f"the best is one of several: expected a run's directory, found the checkpoint {path}")
-        return path
-    folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    found = _complete(folder) if folder.is_dir() else {}
-    if not found:
-        what = "no complete checkpoint in it" if path.is_dir() else "no such directory"
-        raise RememError(f"{path}: expected a run's directory or one of its checkpoints, found {what}")
-    step = _best(found) if best else max(found)
-    if step is None:
-        raise RememError(f"{folder}: expected a checkpoint with a validation score, found {len(found)} without")
-    return folder / str(step)
 
 
 def state_bytes(state: Any) -> int:
@@ -315,7 +241,7 @@ def _writable(directory: str | Path) -> Path:
     """The directory, made and tried out."""
     if re.match(r"\w+://", str(directory)):
         raise RememError(f"checkpoints: expected a path of a mounted file system, found {directory}; mount the bucket")
-    path = Path(directory).absolute()
+    path = absolute(directory)
     probe = path / f".writable-{os.getpid()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -328,49 +254,14 @@ def _writable(directory: str | Path) -> Path:
     return path
 
 
-def _complete(folder: Path) -> dict[int, float | None]:
-    """Step -> score of the complete checkpoints. Orbax renames a step's folder to its number when all is written."""
-    found = {}
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process may be removing it
-            if path.name.isdecimal():
-                found[int(path.name)] = _record(path)["score"]
-    return found
-
-
-def _best(scores: Mapping[int, float | None]) -> int | None:
-    measured = {step: score for step, score in sorted(scores.items()) if score is not None}
-    return max(measured, key=measured.__getitem__, default=None)
-
-
-def _record(path: Path) -> dict:
-    try:
-        return json.loads((path / FILES / INFO_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _damaged(path, error) from None
+def _json(value: dict) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _content(value: Path | str | bytes) -> bytes:
     if isinstance(value, bytes):
         return value
     return value.encode() if isinstance(value, str) else value.read_bytes()
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their path, as `params.layers.q`: what is stored does not depend on Python classes."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    if len(named) != len(leaves):
-        raise ValueError("two leaves of the state have the same path")
-    return named
-
-
-def _shape(leaf: Any) -> str:
-    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
-
-
-def _more(names: Any) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
 def _size(count: float) -> str:
@@ -385,24 +276,3 @@ def _system_reason(error: Exception) -> str | None:
     if code is None:
         return None
     return "the disk is full" if code == errno.ENOSPC else os.strerror(code)
-
-
-def _damaged(path: str | Path, error: Exception) -> RememError:
-    what = " ".join(str(error).split())
-    return RememError(f"checkpoint {path} can't be read: {what[:200]}; take another one")
-
-
-@functools.cache
-def _hush() -> None:
-    """Keeps Orbax's log off the screen: what it logs as an error it raises too.
-
-    After a failed write TensorStore also reports to an event loop that Orbax has closed by then.
-    """
-    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
-    before = sys.unraisablehook
-
-    def hook(report: Any) -> None:
-        if not (isinstance(report.exc_value, RuntimeError) and str(report.exc_value) == "Event loop is closed"):
-            before(report)
-
-    sys.unraisablehook = hook

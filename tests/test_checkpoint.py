@@ -198,14 +198,16 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
         read_info(tmp_path / "1")
 
 
-def test_a_step_is_saved_once_and_never_over_another_runs(tmp_path):
+def test_a_step_saved_again_renews_its_score_and_another_runs_step_is_refused(tmp_path):
     first = Checkpoints(tmp_path, keep=5)
-    first.save(1, state_of(1), {"try": 1}, files={})
-    first.save(1, state_of(1), {"try": 2}, files={})  # as when the end of a run is also a step to save at
+    first.save(1, state_of(1), {"try": 1}, files=FILES)
+    first.save(1, state_of(1), {"try": 2}, files=FILES, score=0.25)  # as when validation comes after a stop had saved
+    assert (first.best(), read_info(tmp_path / "1")) == (1, {"try": 2})
+    assert restore(tmp_path / "1", state_of(0))[0]["step"] == 1
+    assert (tmp_path / "1" / "files" / "remem.json").read_text() == "{}"
     first.save(2, state_of(2), {}, files={})
     first.save(3, state_of(3), {}, files={})
     first.close()
-    assert read_info(tmp_path / "1") == {"try": 1}
     second = Checkpoints(tmp_path, keep=5)
     second.restore(1, state_of(0))
     second.save(1, state_of(1), {}, files={})
@@ -284,7 +286,7 @@ def test_room_on_the_disk_is_counted_for_all_that_stay_and_the_one_being_written
     assert check_space(tmp_path, 250 * 10**6, keep=2) is not None
 
 
-def test_a_checkpoint_is_found_from_a_run_its_folder_or_itself(tmp_path):
+def test_a_checkpoint_is_found_from_a_run_its_folder_or_itself(tmp_path, monkeypatch):
     run = tmp_path / "run"
     checkpoints = Checkpoints(run / "checkpoints")
     with pytest.raises(RememError, match=r"run: expected a run's directory .* found no complete checkpoint in it"):
@@ -300,6 +302,8 @@ def test_a_checkpoint_is_found_from_a_run_its_folder_or_itself(tmp_path):
         assert find_checkpoint(path) == run / "checkpoints" / "11"
         assert find_checkpoint(path, best=True) == run / "checkpoints" / "10"
     assert find_checkpoint(run / "checkpoints" / "10") == run / "checkpoints" / "10"
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint("run").parent == find_checkpoint("run/../run").parent == checkpoints.directory
     with pytest.raises(RememError, match="found no such directory"):
         find_checkpoint(tmp_path / "nothing")
     with pytest.raises(RememError, match="the best is one of several"):
