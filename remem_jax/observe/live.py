@@ -22,6 +22,7 @@ from remem_jax.observe.terminal import clean
 RECENT = 9  # steps whose median duration the remaining time is told from
 PLAIN_SECONDS = 10.0  # between lines of a log within a step
 RATE = "tokens_per_second"
+PARTS = ("memory", "callback", "format")  # of the reward; the outcome is told as EM
 
 
 class TrainScreen:
@@ -143,11 +144,12 @@ def _headline(metrics: Mapping[str, float]) -> str:
 
 def _rewards(metrics: Mapping[str, float]) -> str:
     """The parts of the reward; the loss where a run has none, as when learning from demonstrations."""
-    for group in ("reward", "loss"):
-        parts = {name: value for name, value in _group(metrics, group).items() if name != "outcome"}
-        if parts:
-            return f"{group} {_named(parts)}"
-    return ""
+    rewards = _group(metrics, "reward")
+    shown = {name: rewards[name] for name in PARTS if name in rewards}
+    if shown:
+        return f"reward {_named(shown)}"
+    losses = _group(metrics, "loss")
+    return f"loss {_named(losses)}" if losses else ""
 
 
 def _seconds(metrics: Mapping[str, float]) -> str:

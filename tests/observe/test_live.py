@@ -10,6 +10,7 @@ from remem_jax.observe.live import TrainScreen
 
 METRICS = {
     "reward/outcome": 0.5312, "reward/memory": 0.21, "reward/callback": 0.0612, "reward/format": 1.0,
+    "reward/yes_no_questions": 0.0,
     "health/call_rate": 0.41, "health/hit_rate": float("nan"), "loss/policy": -0.01,
     "time/rollout": 0.83, "time/update": 1.12, "time/tokens_per_second": 12404.4,
 }  # fmt: skip
@@ -113,7 +114,7 @@ def test_the_live_view_fits_80_columns_and_shows_the_step_at_work_over_the_last_
 def test_long_names_are_cut_to_the_width_of_the_terminal(clock):
     screen, _ = a_screen(2, terminal=True)
     with screen:
-        screen.step(1, {f"reward/part_{i}": 0.5 for i in range(9)})
+        screen.step(1, {f"loss/part_{i}": 0.5 for i in range(9)})
         screen.phase("reading " * 20)
         lines = view(screen)
     assert len(lines) == 3 and all(len(line) <= 80 for line in lines) and all(line.endswith("…") for line in lines[1:])
