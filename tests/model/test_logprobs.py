@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from remem_jax.model import transformer
-from remem_jax.model.logprobs import chosen_logprobs, token_logprobs
+from remem_jax.model.logprobs import chosen_logprobs, chosen_logprobs_and_entropy, token_logprobs
 from remem_jax.testing import tiny_model
 
 
@@ -56,11 +56,50 @@ def test_chunks_change_neither_values_nor_gradients(chunk):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_the_entropy_of_odds_1_to_2_to_5_and_of_their_squares_at_half_the_temperature():
+    params = {"embed": np.diag(np.log([1.0, 2.0, 5.0])).astype(np.float32)}
+    hidden, targets = np.ones((2, 3), np.float32), np.array([0, 2], np.int32)
+    for temperature, odds in [(1.0, (1, 2, 5)), (0.5, (1, 4, 25))]:
+        p = [x / sum(odds) for x in odds]
+        logp, entropy = chosen_logprobs_and_entropy(params, hidden, targets, temperature=temperature)
+        np.testing.assert_allclose(np.exp(logp), [p[0], p[2]], rtol=1e-6)
+        np.testing.assert_allclose(entropy, [-sum(x * math.log(x) for x in p)] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_the_entropy_and_its_gradient_in_chunks_are_those_of_whole_logits_or_a_constant(gradient):
+    params, hidden, targets = random_head()
+    weights = jnp.arange(10, dtype=jnp.float32)
+
+    def whole(params, hidden):
+        logits = jnp.dot(hidden, params["head"].T, precision="highest") / jnp.float32(0.7)
+        logp = jax.nn.log_softmax(logits)
+        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+        return plain(params, hidden, targets, 0.7), entropy if gradient else jax.lax.stop_gradient(entropy)
+
+    def chunked(params, hidden):
+        return chosen_logprobs_and_entropy(params, hidden, targets, temperature=0.7, chunk=4, gradient=gradient)
+
+    def run(f):
+        def loss(params, hidden):
+            logp, entropy = f(params, hidden)
+            return jnp.sum(weights * logp) + jnp.sum(weights**2 * entropy), (logp, entropy)
+
+        (_, out), (of_params, of_hidden) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
+            params, hidden
+        )
+        return *out, of_params["head"], of_hidden
+
+    for found, expected in zip(run(chunked), run(whole), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-5)
+
+
 def test_logits_of_all_positions_never_exist_whole_forward_or_backward():
     params, hidden, targets = random_head(m=1000, v=600, d=4)
 
     def loss(params, hidden):
-        return chosen_logprobs(params, hidden, targets, chunk=50).sum()
+        logp, entropy = chosen_logprobs_and_entropy(params, hidden, targets, chunk=50)
+        return (logp + entropy).sum()
 
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(params, hidden).compile().as_text()
     sizes = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)]
