@@ -7,11 +7,15 @@ Axes: `N` rows, `T` tokens, `H` query heads, `K` key heads, `h` head size.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
+
+from remem_jax.mesh import RULES
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,7 +76,27 @@ def _kernel(tokens: int, heads: int, prefix_slot: int, band: int, interpret: boo
 
 
 def splash_attention(q, k, v, start, valid, *, prefix_slot: int, band: int, interpret: bool):
-    """Attention of `packed_attention`; q `[N, T, H, h]`, k and v `[N, T, K, h]`, start and valid `[N, T]`."""
+    """Attention of `packed_attention`; q `[N, T, H, h]`, k and v `[N, T, K, h]`, start and valid `[N, T]`.
+
+    The compiler cannot split a kernel over a mesh. On one, every device runs it on its own rows and heads, as far as
+    the mesh divides them; what it does not divide, each device computes whole.
+    """
+    attend = functools.partial(_local_attention, prefix_slot=prefix_slot, band=band, interpret=interpret)
+    mesh = jax.typeof(q).sharding.mesh  # of the parameters, known while tracing; empty on one device
+    if mesh.size > 1:
+        rows, heads = _axes_that_divide(mesh, "batch", q.shape[0]), _axes_that_divide(mesh, "kv", k.shape[2])
+        per_token, per_head = PartitionSpec(rows), PartitionSpec(rows, None, heads)
+        places = (per_head, per_head, per_head, per_token, per_token)
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=places, out_specs=per_head, check_vma=False)
+    return attend(q, k, v, start, valid)
+
+
+def _axes_that_divide(mesh, axis: str, size: int) -> tuple[str, ...] | None:
+    names = RULES[axis]
+    return names if size % math.prod(mesh.shape[name] for name in names) == 0 else None
+
+
+def _local_attention(q, k, v, start, valid, *, prefix_slot: int, band: int, interpret: bool):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
     tokens, heads, size = q.shape[1:]
