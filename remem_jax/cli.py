@@ -34,6 +34,7 @@ _UsageError: Any = typer.BadParameter.__mro__[2]
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     _choose_platform()
+    _keep_compiled_programs()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a character that this terminal lacks is no failure
     try:
@@ -76,6 +77,12 @@ def _choose_platform() -> None:
     }
     if installed == {"libtpu"} and not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/[0-9]*"):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _keep_compiled_programs() -> None:
+    """Compiled programs are kept between runs, as most of a short run is compilation. JAX's own variables go before."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/remem_jax/xla"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 
 def _fail(message: str) -> NoReturn:

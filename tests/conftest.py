@@ -14,6 +14,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("REMEM_DATA") or ROOT.parent / "shared" / "data")
+# Tests and the commands they start compile the same programs over and over.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 HOW_TO_GET_DATA = "set REMEM_DATA to the folder with hotpotqa_dev_sample.jsonl, corpus_hotpotqa.jsonl.gz, golden_*.json"
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,6 +24,7 @@ from remem_jax.rollout.buckets import bucket, power_of_two
 from remem_jax.rollout.generate import generate
 from remem_jax.rollout.sampling import question_digest, row_keys
 
+_row_keys = jax.jit(row_keys, static_argnames="seed")  # a seed goes to 2**32 - 1: traced it would be an int32
 QUERY_WORDS = 256  # words of a query that a look-up compares; more are dropped and counted
 
 
@@ -195,7 +197,7 @@ class _Wave:
         active = list(range(len(self.readings))) if final else np.flatnonzero(self.counts > turn).tolist()
         prefixes, suffixes, live = self._prompts(turn, final, active, index)
         batch = np.resize(active, len(live))
-        keys = row_keys(
+        keys = _row_keys(
             self.seed,
             self.step,
             jnp.asarray(self.digests[batch]),

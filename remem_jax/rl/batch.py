@@ -8,6 +8,7 @@ Axes: `N` questions, `T1` turns (the final one is last), `G` rollouts, `R` reply
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from remem_jax.agent.loop import Episode, Turn
@@ -16,6 +17,8 @@ from remem_jax.rl.config import Loss
 from remem_jax.rl.losses import token_weights
 from remem_jax.rl.rows import Group, Reply, TrainRows, micro_batches, pack_rows
 from remem_jax.rl.scoring import Scores, place
+
+_token_weights = jax.jit(token_weights, static_argnames=("kind", "divisor"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ def mini_batch(
                 lengths[row, place(turn.turn, turn.final, turns), g] = len(turn.reply_ids)
     mask = np.arange(agent.max_reply_tokens) < lengths[..., None]
     divisor = loss.divisor or float(scores.mask.shape[2] * (turns + 1) * agent.max_reply_tokens)
-    weights, total = token_weights(loss.average, mask, divisor=divisor)
+    weights, total = _token_weights(loss.average, mask, divisor=divisor)
     weights = np.asarray(weights)
     groups = []
     for row, n in enumerate(indices):

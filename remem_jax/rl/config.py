@@ -249,6 +249,8 @@ class TrainConfig:
     """Devices along data, fsdp, tensor; -1 is what is left."""
     export: str = "best"
     """Weights written to run_dir/model at the end: best (by validation, else the last), last or none."""
+    export_dtype: str = "float32"
+    """Of those weights: float32 or bfloat16."""
     agent: Mapping[str, object] = dataclasses.field(default_factory=dict)
     """Fields of the agent's settings, over those of the model's remem.json where it has one."""
     rollout: Rollout = Rollout()
@@ -276,6 +278,7 @@ class TrainConfig:
         check_types(self)
         expect_one_of("algorithm", self.algorithm, ALGORITHMS)
         expect_one_of("export", self.export, ("best", "last", "none"))
+        expect_one_of("export_dtype", self.export_dtype, ("float32", "bfloat16"))
         expect(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32, bfloat16 or none", self.dtype)
         _at_least(self, 1, "steps")
         expect(0 <= self.seed < 2**32, "seed", "a number from 0 to 4294967295", self.seed)

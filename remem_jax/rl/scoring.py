@@ -6,9 +6,12 @@ Axes: `N` questions, `T` memory turns, `T1` = `T` + 1 (the last is the final tur
 `A` words of an answer.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -24,6 +27,7 @@ from remem_jax.rl.rewards import (
     outcome_reward,
     state_parts,
 )
+from remem_jax.rollout.buckets import power_of_two
 from remem_jax.settings import check_types, expect, expect_one_of
 from remem_jax.tokenizer import Tokenizer
 
@@ -87,7 +91,7 @@ def score(
     n, g = len(episodes), len(episodes[0])
     turns = max(len(episode.turns) - 1 for group in episodes for episode in group)
     masks = [answer_mask(gold) for gold in answers]
-    y, a = (max(m.shape[axis] for m in masks) for axis in (0, 1))
+    y, a = (power_of_two(max(m.shape[axis] for m in masks)) for axis in (0, 1))  # few sizes, few compilations
     known = np.stack([answer_mask(gold, (y, a)) for gold in answers])
 
     memory_hits = np.zeros((n, turns + 1, g, y, a), bool)
@@ -113,25 +117,24 @@ def score(
                     memory_hits[i, at + 1, j] = hits(turn.memory)
                     if writes_queries:
                         recalled_hits[i, at, j] = hits(after.recalled)
+    outcome = outcome_reward([[episode.answer for episode in group] for group in episodes], answers)
+    hits = (recalled_hits, memory_hits, chunk_hits, known)
+    values = jax.device_get(_formulas(*hits, outcome, valid, mask, reward=reward))
+    return Scores(outcome=outcome, mask=mask, **values)
+
+
+@functools.partial(jax.jit, static_argnames="reward")
+def _formulas(recalled_hits, memory_hits, chunk_hits, known, outcome, valid, mask, *, reward: Reward) -> dict:
+    """The rewards and advantages; after a question's last turn the hits are not read."""
     live = mask[:, :-1]
-    # A question with fewer chunks: places after its last turn are not read.
     memory = memory_gain(memory_hits, known, live)
     callback = callback_gain(recalled_hits, memory_hits, chunk_hits, known, live)
-    parts = state_parts(memory, callback, np.where(mask, format_reward(valid), 0.0))
-    outcome = outcome_reward([[episode.answer for episode in group] for group in episodes], answers)
+    parts = state_parts(memory, callback, jnp.where(mask, format_reward(valid), 0.0))
     weights = {"memory": reward.memory, "callback": reward.callback, "format": reward.format}
-    state = sum(weights[name] * np.asarray(part) for name, part in parts.items())
+    state = sum((weights[name] * part for name, part in parts.items()), start=jnp.zeros(mask.shape, jnp.float32))
+    outcome = reward.outcome * outcome
     if reward.normalise == "separate":
-        advantages = decoupled_advantages(reward.outcome * outcome, parts, mask, reward.alpha, weights=weights)
+        advantages = decoupled_advantages(outcome, parts, mask, reward.alpha, weights=weights)
     else:
-        std = reward.normalise == "std"
-        advantages = multi_level_advantages(reward.outcome * outcome, state, mask, reward.alpha, std=std)
-    return Scores(
-        outcome=outcome,
-        memory=np.asarray(parts["memory"]),
-        callback=np.asarray(parts["callback"]),
-        format=np.asarray(parts["format"]),
-        state=np.asarray(state, np.float32),
-        mask=mask,
-        advantages=np.asarray(advantages),
-    )
+        advantages = multi_level_advantages(outcome, state, mask, reward.alpha, std=reward.normalise == "std")
+    return {**parts, "state": state, "advantages": advantages}

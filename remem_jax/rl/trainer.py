@@ -170,13 +170,15 @@ def _loop(
                 _validate_and_save(run, state, position, checkpoints, screen, stop)
         except Stopped:
             stopped = True
-        _save(run, state, position, checkpoints, screen)
         screen.phase("waiting for the checkpoint")
         checkpoints.wait()
+        if checkpoints.latest() != position.step:
+            _save(run, state, position, checkpoints, screen)
+            checkpoints.wait()
         if stopped:
             return Outcome(position.step, True, position.best, None)
         _check_loss(run, position)
-        exported = _export(run, screen)
+        exported = _export(run, checkpoints, screen)
     return Outcome(position.step, False, position.best, exported)
 
 
@@ -197,8 +199,6 @@ def _save(run, state, position: Position, checkpoints, screen, score: float | No
     info = {**dataclasses.asdict(position), "config": plain(dataclasses.asdict(run.config))}
     if run.config.lora.rank:
         info |= {"base": str(run.model.path), "lora": plain(dataclasses.asdict(run.config.lora))}
-    if score is not None and position.step in checkpoints.steps():
-        checkpoints.discard_after(position.step - 1)  # saved by a stop before its validation: once more, with its score
     checkpoints.save(position.step, state, info, files=model_files(run), score=score)
 
 
@@ -273,11 +273,12 @@ def _check_loss(run: Run, position: Position) -> None:
         )
 
 
-def _export(run: Run, screen: TrainScreen) -> Path | None:
+def _export(run: Run, checkpoints: Checkpoints, screen: TrainScreen) -> Path | None:
     if run.config.export == "none":
         return None
     screen.phase("exporting")
     target = Path(run.config.run_dir) / EXPORT
     if target.exists() and jax.process_index() == 0:
         shutil.rmtree(target)
-    return convert(run.config.run_dir, target, dtype="float32", best=run.config.export == "best")
+    best = run.config.export == "best" and checkpoints.best() is not None
+    return convert(run.config.run_dir, target, dtype=run.config.export_dtype, best=best)

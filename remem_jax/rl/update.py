@@ -14,6 +14,8 @@ from remem_jax.rl.rows import Group, micro_batches, pack_rows
 from remem_jax.rl.setup import Run
 from remem_jax.rl.step import TrainState, accumulate, apply, zeros_like
 
+_zeros_like = jax.jit(zeros_like)  # one program, where each shape would be one
+
 
 def optimizer_step(
     run: Run, state: TrainState, groups: Sequence[Group], total: float, rate: float
@@ -29,7 +31,7 @@ def optimizer_step(
     """
     memory = run.config.memory
     try:
-        gradients, collected = zeros_like(state.params), []
+        gradients, collected = _zeros_like(state.params), []
         for micro in micro_batches(groups, token_budget=memory.token_budget, row_tokens=memory.row_tokens):
             gradients, (value, _), metrics = accumulate(
                 gradients,

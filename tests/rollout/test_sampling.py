@@ -149,3 +149,9 @@ def test_keys_depend_on_seed_step_question_rollout_and_turn_alone():
 def test_the_digest_of_a_question_is_the_first_four_bytes_of_its_sha256_lowest_first():
     assert question_digest("abc") == 0xBF1678BA  # SHA-256 of abc begins ba 78 16 bf
     assert 0 <= question_digest("\ud800") < 2**32
+
+
+def test_keys_take_any_32_bit_seed_and_differ_between_seeds():
+    digests, turns, rollouts = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32), jnp.arange(2, dtype=jnp.uint32)
+    largest, other = (row_keys(seed, 0, digests, rollouts, turns) for seed in (2**32 - 1, 2**31))
+    assert not (jax.random.key_data(largest) == jax.random.key_data(other)).all()
