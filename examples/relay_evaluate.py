@@ -14,6 +14,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from relay_layout import cell_file, cells, questions
+
 from remem_jax.agent.api import LoadedAgent, load_agent
 from remem_jax.data.pipeline import make_example
 from remem_jax.data.records import Record
@@ -25,7 +27,6 @@ from remem_jax.data.relay_policies import (
     OLDEST_FIRST,
     scripted_accuracy,
 )
-from remem_jax.data.relay_task import ORDERS, make_records
 from remem_jax.eval.harness import Result, evaluate, write_results
 
 POLICIES = {
@@ -35,22 +36,6 @@ POLICIES = {
     "callback demonstrator": NOISY_CALLBACK,
     "MemAgent demonstrator": NOISY_MEMAGENT,
 }
-QUESTIONS_SEED = "evaluation"  # training, validation and demonstrations draw from seeds of other names
-
-
-def cells(documents: list[int]) -> list[tuple[str, int]]:
-    """Every order with every number of documents."""
-    return [(order, count) for order in ORDERS for count in documents]
-
-
-def questions(order: str, documents: int, count: int) -> list[Record]:
-    """The questions of a cell, the same for every agent and seed."""
-    return make_records(documents, count, QUESTIONS_SEED, (order,))
-
-
-def cell_file(folder: Path, order: str, documents: int) -> Path:
-    """Where the results of a cell lie."""
-    return folder / f"{order}_{documents}.jsonl"
 
 
 def answer_cell(loaded: LoadedAgent, records: list[Record], seed: int) -> list[Result]:

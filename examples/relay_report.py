@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relay_evaluate import cell_file, cells
+from relay_layout import SETTINGS, cell_file, cell_folder, cells, run_folder, scripted_file
 
 from remem_jax.errors import RememError
 from remem_jax.eval.harness import read_results, summary
@@ -21,7 +21,6 @@ from remem_jax.eval.plots import accuracy_plot, learning_curve
 from remem_jax.eval.tables import Cell, Table, comparison_table, difference_table, measured, seed_table, share
 from remem_jax.observe.metrics import read_metrics
 
-SETTINGS = "relay.json"
 LABELS = {
     "callback": "callback",
     "memagent": "MemAgent",
@@ -66,12 +65,11 @@ def read_cells(out: Path, settings: Mapping[str, Any]) -> list[Cell]:
     found = []
     for name, label in LABELS.items():
         for seed in range(settings["seeds"]):
-            folder = out / "evaluation" / f"seed{seed}" / name
             for order, documents in cells(settings["documents"]):
-                path = cell_file(folder, order, documents)
+                path = cell_file(cell_folder(out, seed, name), order, documents)
                 if path.is_file():
                     found.append(Cell(label, order, documents, read_results(path), seed=seed))
-    path = out / "evaluation" / "scripted.json"
+    path = scripted_file(out)
     bounds = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     return found + [Cell(**bound, scripted=True) for bound in [*bounds, *best_scripted(bounds)]]
 
@@ -94,7 +92,7 @@ def read_runs(out: Path, settings: Mapping[str, Any]) -> dict[str, list[dict[str
     runs = {}
     for name in settings["agents"]:
         for seed in range(settings["seeds"]):
-            folder = out / f"seed{seed}" / name
+            folder = run_folder(out, seed, name)
             if (folder / "metrics.jsonl").is_file():
                 label = LABELS[name] if settings["seeds"] == 1 else f"{LABELS[name]}, seed {seed}"
                 validation = folder / "validation.jsonl"
@@ -200,9 +198,7 @@ def report(out: Path) -> str:
     every, runs = read_cells(out, settings), read_runs(out, settings)
     trained = [cell for cell in every if not cell.scripted]
     if not trained or not runs:
-        raise RememError(
-            f"{out}: expected a trained and evaluated agent in it, found none: let examples/relay.py finish"
-        )
+        raise RememError(f"{out}: expected a trained and evaluated agent, found none: let relay.py finish")
     agents = {cell.agent for cell in every}
     tables = [comparison_table(every)]
     if pairs := [pair for pair in PAIRS if agents.issuperset(pair)]:
