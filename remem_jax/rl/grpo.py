@@ -6,16 +6,15 @@ Axes: `N` questions, `T1` turns, `G` rollouts.
 import time
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from remem_jax.agent.loop import Agent, Episode, Progress
 from remem_jax.agent.prompts import load_prompts
 from remem_jax.data.pipeline import Example
-from remem_jax.errors import RememError
 from remem_jax.observe.live import TrainScreen
 from remem_jax.rl.batch import MiniBatch, mini_batch, rescored, sampler_gap, shuffled
 from remem_jax.rl.health import health_metrics
+from remem_jax.rl.memory import out_of_memory
 from remem_jax.rl.rewards import is_yes_no
 from remem_jax.rl.scoring import Scores, score
 from remem_jax.rl.setup import Run, engine_params, learning_rate
@@ -103,7 +102,7 @@ def roll_out(
         screen.phase("rollout turn", progress.turn, progress.turns, of)
         finished += progress.turn == progress.turns
 
-    try:
+    with out_of_memory("rollout", "rollout.questions_in_flight", size):
         return player.run(
             [example.reading for example in examples],
             rollouts=run.config.rollout.group,
@@ -114,10 +113,6 @@ def roll_out(
             on_turn=on_turn,
             between=stop.check,
         )
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise RememError(f"out of memory in the rollout: lower rollout.questions_in_flight (now {size})") from None
 
 
 def _score(run: Run, player: Agent, examples: Sequence[Example], episodes: list[list[Episode]]) -> Scores:

@@ -5,7 +5,9 @@ Estimates leave out the compiler's temporaries beyond those named, so they are a
 Axes: `G` rollouts, `L` layers, `K` key heads, `h` head size, `D` hidden, `F` feed-forward, `V` vocabulary.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -13,12 +15,24 @@ import numpy as np
 
 from remem_jax.agent.loop import Agent
 from remem_jax.agent.prompts import LOOPLESS, layout
+from remem_jax.errors import RememError
 from remem_jax.model.config import count_parameters
 from remem_jax.rl import lora
 from remem_jax.rl.setup import Run
 from remem_jax.rollout.buckets import bucket
 
 SPARE = 0.8  # share of free memory that is counted on
+
+
+@contextlib.contextmanager
+def out_of_memory(place: str, setting: str, value: object) -> Iterator[None]:
+    """Turns the device's running out of memory into a RememError that names the setting to lower."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RememError(f"out of memory in the {place}: lower {setting} (now {value})") from None
 
 
 def turn_tokens(run: Run) -> dict[str, int]:

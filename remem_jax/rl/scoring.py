@@ -118,8 +118,8 @@ def score(
                     if writes_queries:
                         recalled_hits[i, at, j] = hits(after.recalled)
     outcome = outcome_reward([[episode.answer for episode in group] for group in episodes], answers)
-    hits = (recalled_hits, memory_hits, chunk_hits, known)
-    values = jax.device_get(_formulas(*hits, outcome, valid, mask, reward=reward))
+    held_words = (recalled_hits, memory_hits, chunk_hits, known)
+    values = jax.device_get(_formulas(*held_words, outcome, valid, mask, reward=reward))
     return Scores(outcome=outcome, mask=mask, **values)
 
 

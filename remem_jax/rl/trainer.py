@@ -25,7 +25,7 @@ from remem_jax.observe.metrics import MetricWriter, append_line, open_lines, tru
 from remem_jax.observe.trajectories import scored_records, write_records
 from remem_jax.rl.config import TrainConfig
 from remem_jax.rl.grpo import Played, grpo_step
-from remem_jax.rl.memory import questions_in_flight
+from remem_jax.rl.memory import out_of_memory, questions_in_flight
 from remem_jax.rl.setup import (
     Run,
     abstract_state,
@@ -207,14 +207,15 @@ def _validate(run: Run, state, position: Position, screen, stop) -> float | None
     if not run.validation:
         return None
     began = time.perf_counter()
-    results = evaluate(
-        run.player(engine_params(run, state)),
-        run.validation,
-        seed=(run.config.seed + 1) % 2**32,
-        questions_in_flight=max(run.in_flight * run.config.rollout.group, 1),
-        on_turn=lambda progress: screen.phase("validation turn", progress.turn, progress.turns),
-        between=stop.check,
-    )
+    with out_of_memory("validation", "rollout.questions_in_flight", run.in_flight):
+        results = evaluate(
+            run.player(engine_params(run, state)),
+            run.validation,
+            seed=(run.config.seed + 1) % 2**32,
+            questions_in_flight=run.in_flight * run.config.rollout.group,
+            on_turn=lambda progress: screen.phase("validation turn", progress.turn, progress.turns),
+            between=stop.check,
+        )
     scores = summary(results)
     directory = Path(run.config.run_dir)
     truncate_lines(directory / VALIDATION_FILE, position.step)

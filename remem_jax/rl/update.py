@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remem_jax.errors import RememError
+from remem_jax.rl.memory import out_of_memory
 from remem_jax.rl.rows import Group, micro_batches, pack_rows
 from remem_jax.rl.setup import Run
 from remem_jax.rl.step import TrainState, accumulate, apply, zeros_like
@@ -30,7 +30,7 @@ def optimizer_step(
         RememError: the device is out of memory; it names what to lower.
     """
     memory = run.config.memory
-    try:
+    with out_of_memory("update", "memory.token_budget", memory.token_budget):
         gradients, collected = _zeros_like(state.params), []
         for micro in micro_batches(groups, token_budget=memory.token_budget, row_tokens=memory.row_tokens):
             gradients, (value, _), metrics = accumulate(
@@ -47,12 +47,6 @@ def optimizer_step(
             collected.append(metrics | {"loss": (value, jnp.float32(0))})
         state, applied = apply(state, gradients, jnp.float32(total), jnp.float32(rate), optimizer=run.optimizer)
         collected, applied = jax.device_get((collected, applied))
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise RememError(
-            f"out of memory in the update: lower memory.token_budget (now {memory.token_budget})"
-        ) from None
     sums = add_up(collected)
     sums["loss"] = (sums["loss"][0], total)
     sums["grad_norm"] = (float(applied["grad_norm"]), 1.0)
