@@ -79,7 +79,7 @@ class Spec:
     shape: tuple[int, ...]
     """Hugging Face orientation: [out, in]."""
     axes: tuple[str, ...]
-    """Logical axis of each dimension: vocab, embed, heads, kv, ff, head_dim, layers."""
+    """Logical axis of each dimension: vocab, embed, heads, kv, ff, head_dim, layers, rank."""
     hf_name: str
     """Name in a checkpoint; a layer's own has `{layer}` for its number."""
     init: str

@@ -114,17 +114,26 @@ def test_layers_in_a_tuple_merge_as_stacked_ones_do_and_keep_their_dtype(model, 
     np.testing.assert_array_equal(merged["mlp_norm"].astype(jnp.float32), layers[-1]["mlp_norm"].astype(jnp.float32))
 
 
-def test_the_gradient_is_that_of_the_dense_merge_and_only_adapters_have_one(model, batch, adapters):
+def gradient(model, batch, adapters, frozen, dtype="float32"):
     gradients, (total, _), _ = accumulate(
         zeros_like(adapters),
         adapters,
         batch,
         config=model.config,
         objective=OBJECTIVE,
-        frozen=model.params,
+        dtype=dtype,
+        frozen=frozen,
         lora_scale=SCALE,
     )
+    return gradients, float(total)
 
+
+@pytest.fixture(scope="module")
+def found(model, batch, adapters):
+    return gradient(model, batch, adapters, model.params)
+
+
+def test_the_gradient_is_that_of_the_dense_merge_and_only_adapters_have_one(model, batch, adapters, found):
     @jax.jit
     @jax.value_and_grad
     def loss(adapters):
@@ -132,13 +141,24 @@ def test_the_gradient_is_that_of_the_dense_merge_and_only_adapters_have_one(mode
         return -jnp.sum(batch.weights * logp)
 
     value, wanted = loss(adapters)
-    assert float(total) == pytest.approx(float(value), rel=1e-5)
+    gradients, total = found
+    assert total == pytest.approx(float(value), rel=1e-5)
     assert jax.tree.structure(gradients) == jax.tree.structure(adapters)
-    for (path, found), other in zip(
-        jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(wanted), strict=True
-    ):
+    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(wanted), strict=True):
         scale = float(jnp.abs(other).max())
-        assert float(jnp.abs(found - other).max()) <= 1e-5 * scale, jax.tree_util.keystr(path)
+        assert float(jnp.abs(one - other).max()) <= 1e-5 * scale, jax.tree_util.keystr(path)
+
+
+def test_a_bfloat16_base_gives_float32_gradients_that_point_the_same_way(model, batch, adapters, found):
+    frozen = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
+    gradients, total = gradient(model, batch, adapters, frozen, dtype="bfloat16")
+    assert total == pytest.approx(found[1], rel=0.02)
+    for (path, one), other in zip(
+        jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(found[0]), strict=True
+    ):
+        assert one.dtype == jnp.float32
+        cosine = jnp.vdot(one, other) / jnp.linalg.norm(one.ravel()) / jnp.linalg.norm(other.ravel())
+        assert float(cosine) > 0.99, jax.tree_util.keystr(path)
 
 
 def test_an_update_moves_adapters_alone_and_starts_with_b(model):
