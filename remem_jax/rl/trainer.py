@@ -94,23 +94,22 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
 
 
 def _resume_from(config: TrainConfig, checkpoints: Checkpoints) -> Path | None:
-    """The checkpoint that the run goes on from, None for a fresh start."""
+    """The checkpoint that the run goes on from, None for a fresh start.
+
+    A path to another run's checkpoint is where the run begins; once it has checkpoints it goes on from its own, so that
+    the same command goes on after every stop. A path to one of its own goes back to that.
+    """
     latest = checkpoints.latest()
-    if config.resume not in ("auto", "never"):
-        if latest is None or find_checkpoint(config.resume).parent == checkpoints.directory:
-            return find_checkpoint(config.resume)
-        raise RememError(
-            f"resume: {config.run_dir} has checkpoints of its own and {config.resume} is another run's: give a new "
-            "run_dir, or resume=auto"
-        )
-    if latest is None:
-        return None
-    if config.resume == "never":
+    if config.resume == "never" and latest is not None:
         raise RememError(
             f"resume: {config.run_dir} holds a run of {latest} steps already: give a new run_dir, remove the old one, "
             "or go on with it by resume=auto"
         )
-    return checkpoints.directory / str(latest)
+    if config.resume not in ("auto", "never"):
+        named = find_checkpoint(config.resume)
+        if latest is None or named.parent == checkpoints.directory:
+            return named
+    return None if latest is None else checkpoints.directory / str(latest)
 
 
 def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes: list[str]):
