@@ -18,9 +18,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from relay_layout import AGENTS, SETTINGS, questions, run_folder
 from relay_stages import (
@@ -29,7 +29,6 @@ from relay_stages import (
     QUESTION_FILE,
     REMEM,
     REPORT,
-    ROOT,
     TRACE_FILE,
     Budget,
     Job,
@@ -39,6 +38,8 @@ from relay_stages import (
     spell,
     stages,
 )
+
+from remem_jax.data.records import Record
 
 SECONDS_FILE = "seconds.json"
 TERMINAL_SECONDS, PLAIN_SECONDS = 1.0, 15.0  # between two lines of progress
@@ -52,7 +53,7 @@ class Stopped(Exception):
     """Asked to stop by a signal."""
 
 
-def run_stage(stage: Stage, workers: int, lock: int, tell: Callable[[], None]) -> None:
+def run_stage(stage: Stage, workers: int, lock: int, cache: Path, tell: Callable[[], None]) -> None:
     """Run the jobs that are not done, `workers` at a time; `tell` is called while they run.
 
     A stop or a failure asks the others to stop, which save what they have, and waits for them.
@@ -64,7 +65,7 @@ def run_stage(stage: Stage, workers: int, lock: int, tell: Callable[[], None]) -
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
-                running[job] = start(job, lock, one_thread=side_by_side)
+                running[job] = start(job, lock, cache, one_thread=side_by_side)
             time.sleep(0.2)
             for job, process in [*running.items()]:
                 if process.poll() is not None:
@@ -78,9 +79,15 @@ def run_stage(stage: Stage, workers: int, lock: int, tell: Callable[[], None]) -
             process.wait()
 
 
-def start(job: Job, lock: int, *, one_thread: bool) -> subprocess.Popen:
-    """Start a job; it holds the lock of the folder too, so that none starts over it when this driver is killed."""
+def start(job: Job, lock: int, cache: Path, *, one_thread: bool) -> subprocess.Popen:
+    """Start a job, which keeps what it compiles in `cache`.
+
+    It holds the lock of the folder too, so that none starts over it when this driver is killed.
+    """
     environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONUNBUFFERED": "1"}
+    # Half of the time would go into compiling what another command has compiled before.
+    environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.resolve()))
+    environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     if one_thread:  # two jobs on two cores hinder each other when each spreads over both
         flags = environment.get("XLA_FLAGS", "")
         environment["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
@@ -194,11 +201,31 @@ def lock_folder(out: Path) -> int:
     return file
 
 
-def show_answer(out: Path, question) -> None:
-    """The question, the turns of the agent's reading and its answer."""
-    print(f"A question on distant evidence: {question.question} (right: {question.answers[0]})", flush=True)
-    subprocess.run([sys.executable, str(ROOT / "examples" / "show_trace.py"), str(out / TRACE_FILE)], check=True)
-    print((out / "logs" / "answer.log").read_text(encoding="utf-8"), end="", flush=True)
+def turns_text(lines: Iterable[Mapping[str, Any]]) -> str:
+    """The turns of a trace of `remem answer`, each with what the agent was shown, read and wrote."""
+    told = []
+    for line in lines:
+        parts = {
+            "reads": line["chunk"],
+            "recalls": line["recalled"],
+            "remembers": None if line["final"] else line["memory"],
+            "calls for": line["callback"],
+            "breaks the format": None if line["valid"] or line["final"] else line["reply"],
+            "writes": line["reply"] if line["final"] else None,
+        }
+        head = "answer" if line["final"] else f"turn {line['turn'] + 1}"
+        for name, text in parts.items():
+            if text:
+                told.append(f"{head:<8}{name:<19}{' '.join(text.split())}")
+                head = ""
+    return "\n".join(told) + "\n"
+
+
+def show_answer(out: Path, job: Job, question: Record) -> None:
+    """The command, the turns of the agent's reading and its answer."""
+    lines = [json.loads(line) for line in (out / TRACE_FILE).read_text(encoding="utf-8").splitlines()]
+    print(f"\n$ {spelt(job.command)}\n{question.question}?\n{turns_text(lines)}")
+    print(f"answer: {lines[-1]['answer'] or 'none'}; right is {question.answers[0]}", flush=True)
 
 
 def run(out: Path, budget: Budget, agents: Sequence[str], workers: int) -> None:
@@ -217,7 +244,7 @@ def run(out: Path, budget: Budget, agents: Sequence[str], workers: int) -> None:
             continue
         told.tell()
         try:
-            run_stage(stage, workers, lock, told.tell)
+            run_stage(stage, workers, lock, out / "cache", told.tell)
         except Failed as error:
             told.line("", stays=told.terminal)
             raise Failed(f"stage {at + 1}, {stage.name}, {error}") from None
@@ -225,7 +252,7 @@ def run(out: Path, budget: Budget, agents: Sequence[str], workers: int) -> None:
         if stage.name == REPORT:
             print("\n" + stage.jobs[0].log.read_text(encoding="utf-8"), flush=True)
         if stage.name == ANSWER:
-            show_answer(out, question)
+            show_answer(out, stage.jobs[0], question)
     print(f"\nDone in {spell(time.monotonic() - began)}. {out}: results.md, results.json, curve.png, accuracy.png")
     print(f"trajectories: {out}/seed*/*/trajectories; model: {run_folder(out, 0, agents[0]) / 'model'}")
 

@@ -110,7 +110,8 @@ def curve_text(runs: Runs, name: str = "reward/outcome", points: int = CURVE_POI
     last = max((step for lines in runs.values() for step, _ in series(lines, name)), default=0)
     width = max(1, math.ceil(last / points))
     starts = range(1, last + 1, width)
-    rows = [["steps", *(f"{start}-{min(start + width - 1, last)}" for start in starts)]]
+    ends = [min(start + width - 1, last) for start in starts]
+    rows = [["steps", *(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends))]]
     for label, lines in runs.items():
         values = series(lines, name)
         means = [_mean(value for step, value in values if start <= step < start + width) for start in starts]

@@ -127,7 +127,7 @@ def test_a_stage_runs_what_is_not_done_and_nothing_else(tmp_path):
     (tmp_path / "old").write_text("old")
     told = []
     lock = relay.lock_folder(tmp_path)
-    relay.run_stage(Stage("s", jobs, 1.0), 2, lock, lambda: told.append(1))
+    relay.run_stage(Stage("s", jobs, 1.0), 2, lock, tmp_path / "cache", lambda: told.append(1))
     os.close(lock)
     assert [(tmp_path / name).read_text() for name in ("old", "new")] == ["old", "new"]
     assert not jobs[0].log.exists() and jobs[1].log.read_text().splitlines()[1:] == ["made"]
@@ -141,7 +141,7 @@ def test_a_failed_job_is_one_line_with_its_last_words_and_its_log_and_stops_the_
     slow = Job("memagent", python("import time; time.sleep(60)"), tmp_path / "slow.log")
     began = time.monotonic()
     with pytest.raises(Failed) as told:
-        relay.run_stage(Stage("s", (slow, bad), 1.0), 2, lock, lambda: None)
+        relay.run_stage(Stage("s", (slow, bad), 1.0), 2, lock, tmp_path / "cache", lambda: None)
     os.close(lock)
     assert str(told.value) == f"callback: remem: error: no room (status 1; log: {tmp_path / 'bad.log'})"
     assert time.monotonic() - began < 30
@@ -173,7 +173,7 @@ def test_a_folder_stays_locked_while_a_job_of_a_killed_driver_lives(tmp_path):
         f"import sys, time; sys.path.insert(0, {str(ROOT / 'examples')!r}); import relay, pathlib\n"
         f"out = pathlib.Path({str(tmp_path)!r}); lock = relay.lock_folder(out)\n"
         "job = relay.Job('a', (sys.executable, '-c', 'import time; time.sleep(120)'), out / 'log', out / 'product')\n"
-        "print(relay.start(job, lock, one_thread=True).pid, flush=True); time.sleep(120)"
+        "print(relay.start(job, lock, out / 'cache', one_thread=True).pid, flush=True); time.sleep(120)"
     )
     driver = subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
@@ -304,6 +304,32 @@ def test_behaviour_is_told_of_the_first_and_the_last_steps():
     first, last = relay_report.behaviour_text({"callback": lines}).splitlines()[1:]
     assert first.split()[:5] == ["callback,", "first", "10", "steps", "–"] and first.split()[5] == ".10"
     assert last.split()[5] == ".70"
+
+
+def test_a_curve_of_few_steps_has_a_column_a_step():
+    lines = [{"step": 1, "reward/outcome": 0.25}, {"step": 2, "reward/outcome": None}]
+    assert relay_report.curve_text({"callback": lines}) == "steps       1\ncallback  .25\n"
+
+
+def test_the_turns_of_a_trace_show_what_was_read_kept_and_called_back():
+    turn = dict(turn=0, final=False, chunk=None, recalled=None, memory=None, callback=None, valid=True, reply="r")
+    lines = [
+        turn | dict(chunk="home BORIS OSLO\nhome EVA ROME", memory="home BORIS OSLO"),
+        turn | dict(turn=1, chunk="partner ANA BORIS", memory="partner ANA BORIS", callback="BORIS"),
+        turn | dict(turn=2, chunk="home IDA LIMA", recalled="home BORIS OSLO", valid=False, reply="home </memory>"),
+        turn | dict(turn=2, final=True, memory="partner ANA BORIS", reply="\\box{ OSLO }"),
+    ]
+    assert relay.turns_text(lines).splitlines() == [
+        "turn 1  reads              home BORIS OSLO home EVA ROME",
+        "        remembers          home BORIS OSLO",
+        "turn 2  reads              partner ANA BORIS",
+        "        remembers          partner ANA BORIS",
+        "        calls for          BORIS",
+        "turn 3  reads              home IDA LIMA",
+        "        recalls            home BORIS OSLO",
+        "        breaks the format  home </memory>",
+        "answer  writes             \\box{ OSLO }",
+    ]
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
