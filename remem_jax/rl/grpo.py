@@ -187,7 +187,7 @@ def rollout_metrics(played: Played) -> dict[str, float]:
         "reward/callback": mean(scores.callback[:, :-1], memory_turns),
         "reward/format": mean(scores.format, mask),
         "reward/state": mean(scores.state, mask),
-        "reward/yes_no_questions": float(np.mean([is_yes_no(answers) for answers in played.answers])),
+        "batch/yes_no_questions": float(np.mean([is_yes_no(answers) for answers in played.answers])),
         "advantage/mean": float(advantages.mean()),
         "advantage/std": float(advantages.std()),
         "advantage/largest": float(np.abs(advantages).max()),
