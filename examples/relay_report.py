@@ -29,7 +29,7 @@ LABELS = {
 }
 """Folders of results and the agents' names in tables: after GRPO, and before it."""
 MEMAGENT_SCRIPTS = ("MemAgent, oldest facts first", "MemAgent, newest facts first")
-BEST_SCRIPTED = "best MemAgent"
+BEST_SCRIPTED = "MemAgent, best script"
 PAIRS = (
     ("callback", "MemAgent"),
     ("callback", "callback, warm start"),
@@ -50,8 +50,18 @@ CLAIMS = (
     ("callback, distant 16", 0.40, ("callback", "distant", 16)),
     ("callback - MemAgent, distant 16", 0.12, ("callback", "distant", 16), ("MemAgent", "distant", 16)),
     ("callback - MemAgent, forward 8", -0.12, ("callback", "forward", 8), ("MemAgent", "forward", 8)),
-    ("aim: callback - best script, distant 16", 0.0, ("callback", "distant", 16), (BEST_SCRIPTED, "distant", 16)),
-    ("aim: callback - best script, distant 32", 0.0, ("callback", "distant", 32), (BEST_SCRIPTED, "distant", 32)),
+    (
+        "aim: callback - best script, distant 16",
+        0.0,
+        ("callback", "distant", 16),
+        (BEST_SCRIPTED, "distant", 16),
+    ),
+    (
+        "aim: callback - best script, distant 32",
+        0.0,
+        ("callback", "distant", 32),
+        (BEST_SCRIPTED, "distant", 32),
+    ),
 )
 """What the method promises on this task: a text, the least value, a cell, and the cell that is subtracted from it."""
 CURVE_POINTS = 8

@@ -35,11 +35,11 @@ BUDGETS = {
     "full": Budget(seeds=3, questions=500),
     "smoke": Budget(
         seeds=1,
-        questions=4,
+        questions=1,
         documents=(8,),
         practice=("steps=3", "stop.loss=null"),
         warm=("steps=3",),
-        grpo=("steps=2", "rollout.questions=4", "optimizer.mini_batch=4", "rollout.group=4", "validation.questions=4"),
+        grpo=("steps=2", "data.validation=null", "rollout.questions=2", "rollout.group=4", "optimizer.mini_batch=2"),
     ),
 }
 """demo: `make demo`. full: `make relay`. smoke: every stage once, in seconds, which teaches nothing."""

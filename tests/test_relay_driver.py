@@ -338,3 +338,29 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "relay.json").write_text(json.dumps(SETTINGS))
     with pytest.raises(RememError, match="expected a trained and evaluated agent, found none"):
         relay_report.report(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_whole_story_runs_in_small_and_a_second_call_trains_nothing_again(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "relay.py"), "--budget", "smoke", "--agents", "callback"]
+    first, second = (
+        subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=1200)
+        for _ in range(2)
+    )
+    assert first.returncode == 0, first.stdout + first.stderr
+    out = tmp_path / "out"
+    assert all((out / name).is_file() for name in ("results.md", "results.json", "curve.png", "accuracy.png"))
+    told = json.loads((out / "results.json").read_text())
+    assert [(cell["order"], cell["n"]) for cell in told["cells"] if cell["agent"] == "callback"] == [
+        ("forward", 1), ("reverse", 1), ("distant", 1),
+    ]  # fmt: skip
+    assert [len(values) for values in told["training_exact_match"].values()] == [2]
+    assert (out / told["models"][0] / "model.safetensors").is_file() and told["trajectories"]
+    assert "callback oracle (scripted)" in first.stdout
+    assert re.search(r"^turn 1  reads +\w+ \w+ \w+ \w+ \w+ \w+$", first.stdout, re.MULTILINE)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert len(re.findall(r"^stage \d of 9, .*: done before$", second.stdout, re.MULTILINE)) == 7
+    assert (
+        first.stdout.partition("Exact match by")[2].partition("stage 9")[0]
+        == second.stdout.partition("Exact match by")[2].partition("stage 9")[0]
+    )
