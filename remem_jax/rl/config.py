@@ -231,6 +231,7 @@ class TrainConfig:
     model: str
     """Starting weights: a Hugging Face directory, a .gguf file or a hub id."""
     data: Data
+    """Files of questions or demonstrations."""
     run_dir: str
     """Checkpoints, metrics, trajectories and the exported model go here."""
     algorithm: str = "grpo"
