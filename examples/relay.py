@@ -138,11 +138,12 @@ class Progress:
         """Stage `at` starts; its expected seconds are those of now, before its jobs make their products."""
         self.at, self.began, self.told = at, time.monotonic(), -math.inf
         self.expected = [stage.expected(self.workers) for stage in self.every[at:]]
+        self.before = self.far()[0] or 0.0
 
     def end(self) -> None:
         """The stage at work is done: remember what it took."""
         stage, seconds = self.every[self.at], time.monotonic() - self.began
-        self.measured.append((self.expected[0], seconds))
+        self.measured.append((self.expected[0] * (1 - self.before), seconds))
         self.took[stage.name] = round(self.took.get(stage.name, 0.0) + seconds, 1)
         self.file.write_text(json.dumps(self.took, indent=1) + "\n")
         self.line(f"{self.head()} done in {spell(seconds)}", stays=True)
@@ -151,21 +152,24 @@ class Progress:
         """Which stage it is."""
         return f"stage {self.at + 1} of {len(self.every)}, {self.every[self.at].name}:"
 
+    def far(self) -> tuple[float | None, list[str]]:
+        """How far the stage at work is, None where its jobs do not say, and each job's own words."""
+        stage, fractions, found = self.every[self.at], [], []
+        for job in stage.jobs:
+            fraction, text = (1.0, "done") if job.done else progress(job)
+            fractions += [] if fraction is None else [fraction]
+            found += [f"{job.name} {text}"] if text else []
+        known = bool(fractions) and not stage.open_ended
+        return sum(fractions) / len(stage.jobs) if known else None, found
+
     def tell(self) -> None:
         """Where the stage at work is; call it often."""
         now = time.monotonic()
         if now - self.told < self.seconds:
             return
         self.told = now
-        stage, found = self.every[self.at], []
-        fractions: list[float | None] = []
-        for job in stage.jobs:
-            fraction, text = (1.0, "done") if job.done else progress(job)
-            fractions.append(None if stage.open_ended else fraction)
-            found += [f"{job.name} {text}"] if text else []
-        known = [fraction or 0.0 for fraction in fractions]
-        whole = None if fractions.count(None) == len(fractions) else sum(known) / len(known)
-        left = seconds_left(self.expected, now - self.began, whole, self.measured)
+        fraction, found = self.far()
+        left = seconds_left(self.expected, now - self.began, fraction, self.before, self.measured)
         self.line(" · ".join([f"{self.head()} about {spell(left)} left in all", *found]))
 
     def line(self, text: str, stays: bool = False) -> None:

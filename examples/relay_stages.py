@@ -155,6 +155,7 @@ def seconds_left(
     expected: Sequence[float],
     elapsed: float,
     fraction: float | None = None,
+    before: float = 0.0,
     measured: Sequence[tuple[float, float]] = (),
 ) -> float:
     """Seconds that the stage at work and those after it will take.
@@ -162,13 +163,14 @@ def seconds_left(
     Args:
         expected: recorded seconds of the stage at work and of those after it, for what they have still to do.
         elapsed, fraction: of the stage at work; a fraction of None is unknown.
+        before: the fraction that an earlier call of the driver had done.
         measured: recorded and measured seconds of each stage that ended: how fast this machine is.
     """
     recorded, took = (sum(seconds) for seconds in zip(*measured)) if measured else (1.0, 1.0)
     speed = took / recorded
-    here = max(expected[0] * speed - elapsed, 0.0)
-    if fraction is not None and fraction > 0.05:
-        here = elapsed * (1 - fraction) / fraction
+    here = max(expected[0] * (1 - before) * speed - elapsed, 0.0)
+    if fraction is not None and fraction - before > 0.05:
+        here = elapsed * (1 - fraction) / (fraction - before)
     return here + speed * sum(expected[1:])
 
 

@@ -90,12 +90,18 @@ def test_time_left_is_the_recorded_one_times_how_fast_this_machine_was_so_far():
     assert relay_stages.seconds_left([60.0, 90.0], 20.0) == 130.0
     assert relay_stages.seconds_left([60.0, 90.0], 100.0) == 90.0  # late already: the rest alone
     # (20 + 40) measured where (10 + 20) were recorded: half as fast
-    assert relay_stages.seconds_left([60.0, 90.0], 20.0, None, [(10.0, 20.0), (20.0, 40.0)]) == 100.0 + 180.0
+    assert relay_stages.seconds_left([60.0, 90.0], 20.0, measured=[(10.0, 20.0), (20.0, 40.0)]) == 100.0 + 180.0
 
 
 def test_a_stage_that_knows_its_share_tells_its_own_time():
     assert relay_stages.seconds_left([60.0, 90.0], 30.0, 0.25) == 90.0 + 90.0
     assert relay_stages.seconds_left([60.0], 30.0, 0.01) == 30.0  # a share this small says nothing yet
+
+
+def test_what_an_earlier_call_had_done_is_not_counted_as_speed():
+    # three quarters were done before; half of the rest took 10 s
+    assert relay_stages.seconds_left([60.0, 90.0], 10.0, 0.875, 0.75) == 10.0 + 90.0
+    assert relay_stages.seconds_left([60.0, 90.0], 10.0, 0.76, 0.75) == 60.0 / 4 - 10.0 + 90.0
 
 
 def test_progress_is_read_from_the_last_line_of_a_log(tmp_path):
@@ -199,12 +205,20 @@ def test_progress_tells_the_stage_the_time_left_and_every_job(tmp_path, capsys):
     jobs[0].log.write_text("step 30 of 60 · EM 0.64\n")
     told.tell()
     told.tell()  # at once again: nothing
-    line = capsys.readouterr().out
-    # the jobs are a quarter through after no time at all, so that only the report is left
-    assert line == "stage 1 of 2, training: about 20 s left in all · callback step 30/60 EM 0.64\n"
+    # a quarter of both jobs after no time at all, so that only the report is left
+    line = "stage 1 of 2, training: about 20 s left in all · callback step 30/60 EM 0.64\n"
+    assert capsys.readouterr().out == line
     told.end()
-    assert re.fullmatch(r"stage 1 of 2, training: done in 0 s\n", capsys.readouterr().out)
+    assert capsys.readouterr().out == "stage 1 of 2, training: done in 0 s\n"
     assert json.loads((tmp_path / "seconds.json").read_text()).keys() == {"training"}
+
+
+def test_a_stage_that_ends_by_its_loss_tells_no_share_and_one_resumed_knows_what_it_had_done(tmp_path):
+    job = Job("practice", (), tmp_path / "log", tmp_path / "model")
+    job.log.write_text("step 400 of 1000 · loss total 1.2\n")
+    fixed, by_loss = (Stage("s", (job,), 10.0, open_ended=open_ended) for open_ended in (False, True))
+    assert relay.Progress([fixed], tmp_path, 1).before == 0.4
+    assert relay.Progress([by_loss], tmp_path, 1).far() == (None, ["practice step 400/1000 loss total 1.2"])
 
 
 SETTINGS = {"seeds": 1, "questions": 4, "documents": [8, 16], "agents": ["callback", "memagent"]}
