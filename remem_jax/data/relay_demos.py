@@ -42,9 +42,8 @@ def warm_lines(agent: str, count: int, seed: int = 0, documents: Sequence[int] =
         order = ORDERS[questions % len(ORDERS)]
         record = make_record(order, documents[questions // len(ORDERS) % len(documents)], f"warm-{seed}-{questions}")
         questions += 1
-        for turn in play(record, policy, chance):
-            if turn.knows_hop_1 or chance.random() < _KEPT_BEFORE_HOP_1:
-                lines.append(_turn_line(turn))
+        turns = play(record, policy, chance)
+        lines += [_turn_line(t) for t in turns if t.knows_hop_1 or chance.random() < _KEPT_BEFORE_HOP_1]
     chance.shuffle(lines)
     return lines[:count]
 
