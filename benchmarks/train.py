@@ -142,10 +142,11 @@ def alone_rows(prompts: Prompts, replies: np.ndarray, batch) -> TrainRows:
     tokens = tokens.astype(np.int32)
     length, new = tokens.shape[1], replies.shape[2]
     rows = plain_rows(jnp.asarray(tokens), jnp.full(len(tokens), length, jnp.int32))
-    index = np.tile(np.arange(length - new - 1, length - 1, dtype=np.int32), (len(tokens), 1))
-    advantages = np.array([[reply.advantage] * new for reply in batch.groups[0].replies], np.float32)
-    old = np.stack([reply.logp_old for reply in batch.groups[0].replies])
-    return TrainRows(rows, index, replies[0], np.ones(index.shape, np.float32), advantages, old, None, None)
+    index = jnp.tile(jnp.arange(length - new - 1, length - 1, dtype=jnp.int32), (len(tokens), 1))
+    advantages = jnp.array([[reply.advantage] * new for reply in batch.groups[0].replies], jnp.float32)
+    old = jnp.stack([reply.logp_old for reply in batch.groups[0].replies])
+    ones = jnp.ones(index.shape, jnp.float32)
+    return TrainRows(rows, index, jnp.asarray(replies[0]), ones, advantages, old, None, None)
 
 
 def prefill_sharing(sizes: Sizes, rng, repeats: int) -> dict:
@@ -156,7 +157,7 @@ def prefill_sharing(sizes: Sizes, rng, repeats: int) -> dict:
     shared = group_prompts(rng, config, sizes.prefix, sizes.suffix, sizes.group)
     # Cut where the engine's size classes pad least, in favour of this side.
     head = 1 << ((sizes.prefix + sizes.suffix).bit_length() - 1)
-    whole = [shared[0][0] + list(suffix) for suffix in shared[1][0]]
+    whole = [[*shared[0][0], *suffix] for suffix in shared[1][0]]
     alone = [ids[:head] for ids in whole], [[ids[head:]] for ids in whole]
 
     def prefill(prompts: Prompts) -> dict[str, float]:
@@ -202,7 +203,7 @@ def peers(sizes: Sizes, rng, repeats: int, tunix: Path | None) -> list[dict]:
     ids = random_ids(rng, length, config)
     one_prompt = [ids[:-1]], [[ids[-1:]] * sizes.group]
     own_suffixes = group_prompts(rng, config, sizes.prefix, sizes.peer_suffix, sizes.group)
-    whole = [own_suffixes[0][0] + list(suffix) for suffix in own_suffixes[1][0]]
+    whole = [[*own_suffixes[0][0], *suffix] for suffix in own_suffixes[1][0]]
     sides: dict[str, Callable[[int], dict[str, float]]] = {
         "one prompt": lambda i: ours.step(one_prompt, new, i),
         "own suffixes": lambda i: ours.step(own_suffixes, new, i),
