@@ -26,6 +26,7 @@ from remem_jax.rollout.buckets import bucket, power_of_two
 from remem_jax.rollout.sampling import sample
 
 COMPACT_FROM = 8  # rows from which a smaller batch is worth its compilation
+COMPACT_REPLY = 16  # limit of a reply from which it is
 FIRST_REPLY_SLOTS = 256  # own cache slots for the reply at first; doubled when a reply outgrows them
 
 
@@ -131,7 +132,7 @@ def generate(
             break
         if step >= limit:
             state = _grow(state, slots=plan.suffix + min(2 * room, bucket(max_new_tokens)))
-        if smaller := _smaller_batch(~done):
+        if smaller := _smaller_batch(~done, max_new_tokens):
             out.collect(state, rows)
             questions, members = smaller
             state = _compact(
@@ -294,11 +295,12 @@ def _decode(params, state: _State, limit, *, config, sampling, eos, interval: in
     prefix = state.cache.prefix
     n, g = state.done.shape
     sizes = jnp.asarray([power_of_two(i) for i in range(max(n, g) + 1)], jnp.int32)
+    worth_compacting = _worth_compacting(n * g, state.ids.shape[2])
 
     def go_on(state):
         live = ~state.done
         questions, members = jnp.any(live, axis=1).sum(), live.sum(axis=1).max()
-        fits_half = (2 * sizes[questions] * sizes[members] <= n * g) & jnp.bool_(n * g >= COMPACT_FROM)
+        fits_half = (2 * sizes[questions] * sizes[members] <= n * g) & jnp.bool_(worth_compacting)
         return (state.step < limit) & jnp.any(live) & ~fits_half
 
     def one(_, state):
@@ -323,11 +325,15 @@ def _grow(state: _State, *, slots: int) -> _State:
     return dataclasses.replace(state, cache=dataclasses.replace(state.cache, own=own))
 
 
-def _smaller_batch(live: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def _worth_compacting(rows: int, reply: int) -> bool:
+    return rows >= COMPACT_FROM and reply >= COMPACT_REPLY
+
+
+def _smaller_batch(live: np.ndarray, reply: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Questions `[N']` and their members `[N', G']` (-1 for filling) of a batch of at most half the size, or None."""
     questions = np.flatnonzero(live.any(axis=1))
     n, g = power_of_two(len(questions)), power_of_two(int(live.sum(axis=1).max()))
-    if 2 * n * g > live.size or live.size < COMPACT_FROM:
+    if 2 * n * g > live.size or not _worth_compacting(live.size, reply):
         return None
     members = np.full((n, g), -1, np.int64)
     for row, question in zip(members, questions, strict=False):
