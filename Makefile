@@ -7,23 +7,27 @@ PINS := pyproject.toml $(wildcard constraints/*.txt)
 
 # Chosen for a 135M model: it writes no tags, so its whole reply is the memory and the question itself calls memories back.
 # The lengths let it finish within three minutes on two cores.
-DEMO_TRACE := runs/demo/trace.jsonl
-DEMO_ARGS ?= --agent rule_callback --memory-tag none --prompt-order question_last --temperature 0.3 \
+ANSWER_TRACE := runs/answer/trace.jsonl
+ANSWER_ARGS ?= --agent rule_callback --memory-tag none --prompt-order question_last --temperature 0.3 \
   --chunk-tokens 1024 --memory-tokens 64 --max-reply-tokens 64
 
 .DEFAULT_GOAL := help
-.PHONY: help demo answer install test test-fast lint format bench clean
+.PHONY: help demo answer relay install test test-fast lint format bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: .venv/.core ## install the core, then SmolLM2-135M answers two questions over examples/dossier
-	@mkdir -p $(dir $(DEMO_TRACE)) && rm -f $(DEMO_TRACE)
-	$(BIN)/remem answer --model smollm2 --questions examples/questions.txt --documents examples/dossier \
-	  $(DEMO_ARGS) --trace $(DEMO_TRACE)
-	@$(BIN)/python examples/show_trace.py $(DEMO_TRACE)
+demo: .venv/.core ## train a tiny agent with callbacks and its twin without, compare them; 12 minutes, writes runs/demo
+	$(BIN)/python examples/relay.py --out runs/demo $(ARGS)
 
-answer: demo ## the same as demo
+answer: .venv/.core ## SmolLM2-135M answers two questions over examples/dossier
+	@mkdir -p $(dir $(ANSWER_TRACE)) && rm -f $(ANSWER_TRACE)
+	$(BIN)/remem answer --model smollm2 --questions examples/questions.txt --documents examples/dossier \
+	  $(ANSWER_ARGS) --trace $(ANSWER_TRACE)
+	@$(BIN)/python examples/show_trace.py $(ANSWER_TRACE)
+
+relay: .venv/.core ## the demo's experiment in full: three seeds, 500 questions a cell; writes runs/relay
+	$(BIN)/python examples/relay.py --out runs/relay --budget full $(ARGS)
 
 install: .venv/.dev ## everything for work on the code: .[dev,tpu] and the small real model
 

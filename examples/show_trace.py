@@ -2,7 +2,7 @@
 
 What was read before the turn (its chunk, its old memory) is left out.
 
-python examples/show_trace.py runs/demo/trace.jsonl
+python examples/show_trace.py runs/answer/trace.jsonl
 """
 
 import json
