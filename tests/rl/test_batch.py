@@ -67,7 +67,13 @@ def weights_of(batch: MiniBatch) -> list[list[list[float]]]:
 
 def test_a_group_is_a_turn_with_its_prefix_once_and_every_rollout_of_the_question():
     batch = batch_of([1, 0])
-    assert [group.prefix_ids.tolist() for group in batch.groups] == [[7, 1, 0], [7, 1, 1], [7, 1, 2], [7, 0, 0], [7, 0, 1]]
+    assert [group.prefix_ids.tolist() for group in batch.groups] == [
+        [7, 1, 0],
+        [7, 1, 1],
+        [7, 1, 2],
+        [7, 0, 0],
+        [7, 0, 1],
+    ]
     final = batch.groups[2].replies
     assert [reply.suffix_ids.tolist() for reply in final] == [[90], [91, 91]]
     assert [reply.reply_ids.tolist() for reply in final] == [[1200, 1201], [1210, 1211, 1212, 1213]]
@@ -80,6 +86,7 @@ def test_a_group_is_a_turn_with_its_prefix_once_and_every_rollout_of_the_questio
 def test_the_policy_of_the_sampler_stands_beside_each_token():
     plain, corrected = batch_of([0]), batch_of([0], importance_sampling=True)
     (_, reply), (_, other) = (batch.groups[1].replies for batch in (plain, corrected))
+    assert reply.logp_old is not None and other.sampled_logp is not None
     np.testing.assert_allclose(reply.logp_old, [-0.11, -0.111, -0.112], atol=1e-7)
     assert reply.sampled_logp is None and reply.logp_ref is None
     np.testing.assert_allclose(other.sampled_logp, [-0.055, -0.0555, -0.056], atol=1e-7)
@@ -147,10 +154,11 @@ def test_rescored_gives_every_token_its_own_value_whatever_the_packing():
 
 def test_the_gap_is_the_mean_and_the_largest_difference_over_all_tokens():
     before = [batch_of([0]), batch_of([1])]
-    after = [
-        rescored(b, lambda rows: -0.001 * np.asarray(rows.targets, np.float32), "logp_old", token_budget=4096, row_tokens=None)
-        for b in before
-    ]  # fmt: skip
+
+    def as_given(rows) -> np.ndarray:
+        return -0.001 * np.asarray(rows.targets, np.float32)
+
+    after = [rescored(batch, as_given, "logp_old", token_budget=4096, row_tokens=None) for batch in before]
     last = after[1].groups[-1].replies[-1]
     assert last.logp_old is not None
     last.logp_old[2] += 0.46  # one of 23 tokens
