@@ -27,12 +27,11 @@ _ADDED = 0.25  # scale of what attention and feed-forward add to the stream
 def train_tokenizer() -> bytes:
     """A SentencePiece model in which every word of the task is one piece, wherever it stands.
 
-    Words are told apart by the normaliser, which puts a space before each word that it knows and drops white space:
-    the first word of a text, which has no space before it, is then the same piece as any other.
+    Its normaliser puts a space (SentencePiece's own, ▁) before each word that has none: the first word of a text, or
+    one behind a new line, is then the same piece as any other.
     """
-    rules = [" ", "\n", "\t", "\r"]
-    lines = [f"{_code_points(space)}\t" for space in rules]
-    lines += [f"{_code_points(word)}\t{_code_points(' ' + word)}" for word in WORDS]
+    spaced = {space + word: f"▁{word}" for word in WORDS for space in ("", " ", "\n")} | {"\n": " "}
+    lines = [f"{_code_points(found)}\t{_code_points(put)}" for found, put in spaced.items()]
     model = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "rules.tsv"
