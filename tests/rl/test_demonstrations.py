@@ -20,7 +20,7 @@ from remem_jax.rl.rows import Group
 from remem_jax.rl.scoring import Reward
 from remem_jax.rl.sft import weighted
 from remem_jax.rl.trainer import train
-from tests.relay_run import agent, lines, play, settings, word_ids, write_start
+from tests.relay_run import agent, arrays, lines, play, settings, without_times, word_ids, write_start
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,23 @@ def test_a_warm_start_ends_early_when_the_loss_is_low_and_fails_when_it_never_is
     message = r"^stop.loss: expected a mean of 3 losses below 0.001 within 5 steps, found \d+\.\d+: raise steps"
     with pytest.raises(RememError, match=message):
         train(sft(folder, "late", steps=5, stop={"loss": 0.001, "window": 3}), quiet=True)
+
+
+def test_a_warm_start_that_was_interrupted_goes_on_bit_by_bit_with_the_losses_of_its_window(folder):
+    texts = [{"prompt": "none", "reply": word} for word in ("LIMA", "OSLO", "PARIS", "ROME OSLO", "LIMA LIMA")]
+    write(folder, *texts)
+    stop = {"loss": 7.0, "window": 5}
+    whole = train(sft(folder, "at once", steps=40, stop=stop), quiet=True)
+    assert 5 < whole.step < 40
+    before = whole.step - 3  # the window that ends the run holds losses from either side of the interruption
+    with pytest.raises(RememError, match=rf"within {before} steps"):
+        train(sft(folder, "in two", steps=before, stop=stop), quiet=True)
+    assert train(sft(folder, "in two", steps=40, stop=stop), quiet=True).step == whole.step
+    one, two = (without_times(lines(folder / run / "metrics.jsonl")) for run in ("at once", "in two"))
+    assert one == two
+    ours, theirs = arrays(folder / "in two"), arrays(folder / "at once")
+    for name in theirs:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 @pytest.mark.parametrize(
