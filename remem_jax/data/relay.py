@@ -35,7 +35,7 @@ class Sizes:
     """Turns of the demonstrator."""
     train: int = 1_920
     """Questions for reinforcement learning."""
-    validation: int = 192
+    validation: int = 256
     """Questions that choose the best checkpoint."""
     documents: int = 8
     """Of a training and a validation question."""
