@@ -130,6 +130,7 @@ def stages(out: Path, budget: Budget, agents: Sequence[str] = tuple(AGENTS)) -> 
     question, trace = out / QUESTION_FILE, out / TRACE_FILE
     model = run_folder(out, 0, agents[0]) / "model"
     ask = ("answer", "--model", model, "--questions", question, "--documents", question, "--trace", trace)
+    ask = (*ask, "--temperature", 0)  # what it finds most likely; the table's answers are drawn at temperature 1
     return [
         Stage("questions and starting weights", tuple(write_data(*one) for one in both), 10),
         Stage("scripted bounds", (bounds,), 5 * work),

@@ -57,7 +57,7 @@ def prepare(
     """
     if not questions:
         raise RememError("expected at least one question, found none")
-    encoded = [_question_ids(tokenizer, config, text) for _, text in questions]
+    encoded = [question_ids(tokenizer, config, text) for _, text in questions]
     longest = max(map(len, encoded))
     room = check_budget(config, blocks, context, longest)
     readings = []
@@ -146,7 +146,8 @@ def _prompt_tokens(config: AgentConfig, blocks: PromptBlocks) -> int:
     )  # fmt: skip
 
 
-def _question_ids(tokenizer: Tokenizer, config: AgentConfig, text: str) -> list[int]:
+def question_ids(tokenizer: Tokenizer, config: AgentConfig, text: str) -> list[int]:
+    """Ids of a question; RememError where it is empty or longer than `question_tokens`."""
     if not isinstance(text, str):
         raise RememError(f"the question must be a text, found {type(text).__name__}")
     if not text.strip():

@@ -17,9 +17,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from remem_jax.agent.loop import Agent
+from remem_jax.agent.reading import question_ids
 from remem_jax.config import AGENT_FILE, AgentConfig, Sampling, agent_json
 from remem_jax.data.pipeline import Batches, Example, make_example
-from remem_jax.data.records import read_records
+from remem_jax.data.records import Record, read_records
 from remem_jax.errors import RememError
 from remem_jax.mesh import make_mesh, parameter_shardings
 from remem_jax.model import load_model
@@ -154,7 +155,17 @@ def _data(config: TrainConfig, model: Model, agent: AgentConfig) -> tuple[Batche
     records = read_records(config.data.train)
     batches = Batches(records, config.rollout.questions, config.seed, example)
     example(records[0])  # lengths that do not fit are told now
+    for record in records:
+        if 4 * len(record.question) > agent.question_tokens:  # a character has at most four bytes, so four tokens
+            _check_question(record, model, agent)
     return batches, validation
+
+
+def _check_question(record: Record, model: Model, agent: AgentConfig) -> None:
+    try:
+        question_ids(model.tokenizer, agent, record.question)  # pyright: ignore[reportArgumentType]
+    except RememError as error:
+        raise RememError(f"question {record.id}: {error}") from None
 
 
 def _same(group: Group) -> Group:

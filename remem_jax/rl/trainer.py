@@ -122,6 +122,7 @@ def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes:
         checkpoints.discard_after(int(source.name))
     else:
         state, info = restore(source, like)
+        info |= {"validated": -1, "best": None, "best_step": None}  # this run has none of its checkpoints
     ignored = ("resume", "run_dir", "steps", "log")
     changed = [name for name in lines_that_differ(info["config"], plain(config)) if name.split(".")[0] not in ignored]
     if changed:
@@ -224,7 +225,7 @@ def _validate(run: Run, state, position: Position, screen, stop) -> float | None
     write_results(directory / "validation" / f"step_{position.step:06}.jsonl", results)
     screen.validation(position.step, {name: scores[name] for name in ("exact_match", "f1", "n")})
     score, position.validated = scores["exact_match"], position.step
-    if position.best is None or score > position.best:
+    if position.step > 0 and (position.best is None or score > position.best):  # step 0 is not saved
         position.best, position.best_step = score, position.step
     return score
 
