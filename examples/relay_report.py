@@ -234,7 +234,8 @@ def report(out: Path) -> str:
 
 def markdown(settings: Mapping[str, Any], tables: Sequence[Table], texts: Mapping[str, str]) -> str:
     """The page with tables, pictures and how it was made."""
-    told = ", ".join(f"{name} {' '.join(map(str, v)) if isinstance(v, list) else v}" for name, v in settings.items())
+    given = {name: v for name, v in settings.items() if v != []}
+    told = ", ".join(f"{name} {' '.join(map(str, v)) if isinstance(v, list) else v}" for name, v in given.items())
     parts = ["# Relay: memory agents with and without callbacks\n", f"Made by `python examples/relay.py`: {told}.\n"]
     parts += [table.to_markdown() for table in tables]
     parts += ["![Exact match against documents](accuracy.png)\n", "![Learning curve](curve.png)\n"]
