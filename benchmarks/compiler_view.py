@@ -28,7 +28,7 @@ from hlo import array_shapes, matmul_flops
 from jax.experimental import topologies
 
 from remem_jax.mesh import make_mesh, parameter_shardings, sharding
-from remem_jax.model import splash
+from remem_jax.model import logprobs, splash
 from remem_jax.model.config import ModelConfig, parameter_specs, parameter_tree
 from remem_jax.rl.rows import Group, Reply, TrainRows, pack_rows
 from remem_jax.rl.step import Objective, accumulate
@@ -112,17 +112,21 @@ def block_pairs(batch: TrainRows, heads: int) -> dict[str, int]:
 
 
 def forbidden(shapes, batch: TrainRows, mesh, config: ModelConfig) -> list[tuple[int, ...]]:
-    """Arrays with the tokens of a row in two dimensions, or tokens of a row or its replies beside the vocabulary."""
+    """Arrays with the tokens of a row in two dimensions, or tokens of a row or its replies beside the vocabulary.
+
+    Whole or one device's part; a chunk of `logprobs.CHUNK` replies beside the vocabulary is what is meant to be.
+    """
     n, tokens = batch.rows.tokens.shape
     parts = {1, mesh.shape["tensor"], mesh.size}
     tokens = {whole // part for whole in (tokens, n * tokens) for part in parts}
     replies = {whole // part for whole in (batch.targets.shape[1], batch.targets.size) for part in parts}
+    beside_vocabulary = {size for size in tokens | replies if size > logprobs.CHUNK}
     vocabulary = {config.vocab_size // part for part in parts}
     return [
         shape
         for shape in shapes
         if any(
-            (a in tokens and b in tokens) or (a in tokens | replies and b in vocabulary)
+            (a in tokens and b in tokens) or (a in beside_vocabulary and b in vocabulary)
             for pair in combinations(shape, 2)
             for a, b in (pair, pair[::-1])
         )
