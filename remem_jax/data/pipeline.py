@@ -61,4 +61,4 @@ class Batches(Generic[T, E]):
     def __getitem__(self, batch: int) -> list[E]:
         """The `N` elements of a batch; none stands in it twice unless an epoch ends inside it."""
         first = batch * self.size
-        return [self._stream[i] for i in range(first, first + self.size)]
+        return [self._stream[i] for i in range(first, first + self.size)]  # pyright: ignore[reportReturnType]
