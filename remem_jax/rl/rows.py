@@ -90,7 +90,7 @@ def micro_batches(groups: Sequence[Group], *, token_budget: int, row_tokens: int
     """
     limit = token_budget if row_tokens is None else min(token_budget, row_tokens)
     pieces = [piece for group in groups for piece in split_group(group, limit)]
-    keys = [(bucket(len(piece.prefix_ids), smallest=8), piece.longest, piece.suffix_tokens) for piece in pieces]
+    keys = [(bucket(len(piece.prefix_ids)), piece.longest, piece.suffix_tokens) for piece in pieces]
     lists: list[list[Group]] = []
     prefix = suffixes = 0
     for i in sorted(range(len(pieces)), key=keys.__getitem__):
@@ -116,7 +116,7 @@ def row_size(prefix: int, suffixes: int) -> tuple[int, int]:
 
     Slot and suffixes go up the ladder together or apart, whichever is shorter; then to whole blocks of 128.
     """
-    slot = bucket(prefix, smallest=8) if prefix else 0
+    slot = bucket(prefix) if prefix else 0
     tokens = min(slot + bucket(suffixes), bucket(slot + suffixes))
     return slot, (-(-tokens // 128) * 128 if tokens > 128 else tokens)
 

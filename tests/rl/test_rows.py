@@ -27,14 +27,14 @@ def random_group(numbers, prefix: int, sizes) -> Group:
 def test_a_row_of_two_replies_as_written_by_hand():
     group = Group(np.array([11, 12]), (given([1], [2, 3], advantage=0.5), given([4, 5], [6], advantage=-1.0)))
     rows = pack_rows([group])
-    assert rows.rows.tokens.shape == (1, 32) and rows.rows.prefix_slot == 8 and rows.rows.band == 24
+    assert rows.rows.tokens.shape == (1, 64) and rows.rows.prefix_slot == 32 and rows.rows.band == 32
     assert rows.rows.tokens[0, :3].tolist() == [11, 12, 0]
-    assert rows.rows.tokens[0, 8:15].tolist() == [1, 2, 3, 4, 5, 6, 0]
-    assert rows.rows.positions[0, 8:14].tolist() == [2, 3, 4, 2, 3, 4]
-    assert rows.rows.start[0, 8:16].tolist() == [8, 8, 8, 11, 11, 11, 14, 15]
-    assert np.flatnonzero(rows.rows.valid[0]).tolist() == [0, 1, *range(8, 14)]
-    # A token is predicted one place before it: 2 and 3 at 8 and 9, 6 at 12.
-    assert rows.index[0, :4].tolist() == [8, 9, 12, 0]
+    assert rows.rows.tokens[0, 32:39].tolist() == [1, 2, 3, 4, 5, 6, 0]
+    assert rows.rows.positions[0, 32:38].tolist() == [2, 3, 4, 2, 3, 4]
+    assert rows.rows.start[0, 32:40].tolist() == [32, 32, 32, 35, 35, 35, 38, 39]
+    assert np.flatnonzero(rows.rows.valid[0]).tolist() == [0, 1, *range(32, 38)]
+    # A token is predicted one place before it: 2 and 3 at 32 and 33, 6 at 36.
+    assert rows.index[0, :4].tolist() == [32, 33, 36, 0]
     assert rows.targets[0, :4].tolist() == [2, 3, 6, 0]
     assert rows.advantages[0, :4].tolist() == [0.5, 0.5, -1.0, 0.0]
     assert rows.weights[0, :4].tolist() == [1, 1, 1, 0]
@@ -76,7 +76,7 @@ def test_values_of_every_reply_token_stand_in_order_at_the_places_that_predict_t
 
 
 def test_slot_and_suffixes_round_up_together_or_apart_whichever_is_shorter():
-    assert row_size(10, 224) == (16, 256)  # apart: 16 + 256 = 272, in blocks of 128 that is 384
+    assert row_size(10, 224) == (32, 256)  # apart: 32 + 256 = 288, in blocks of 128 that is 384
     assert row_size(200, 30) == (256, 384)  # together: 286 becomes 512; apart 256 + 32
     assert row_size(0, 30) == (0, 32)
     assert row_size(640, 16 * 192) == (1024, 4096)
@@ -94,7 +94,7 @@ def test_long_groups_are_cut_into_rows_of_row_tokens_that_repeat_the_prefix():
     numbers = np.random.default_rng(3)
     groups = [random_group(numbers, 10, [(20, 11)] * 16) for _ in range(3)]
     pieces = split_group(groups[0], 256)
-    assert [len(piece.replies) for piece in pieces] == [7, 7, 2]  # 16 slots and 7 * 31 = 217 are 233 of 256
+    assert [len(piece.replies) for piece in pieces] == [7, 7, 2]  # 32 slots and 7 * 31 = 217 are 249 of 256
     assert all(piece.prefix_ids is groups[0].prefix_ids for piece in pieces)
     assert [reply for piece in pieces for reply in piece.replies] == list(groups[0].replies)
     lists = micro_batches(groups, token_budget=2048, row_tokens=256)
