@@ -24,7 +24,7 @@ from remem_jax.rollout.buckets import bucket, power_of_two
 from remem_jax.rollout.generate import generate
 from remem_jax.rollout.sampling import question_digest, row_keys
 
-_row_keys = jax.jit(row_keys, static_argnames="seed")  # a seed goes to 2**32 - 1: traced it would be an int32
+_row_keys = jax.jit(row_keys)
 QUERY_WORDS = 256  # words of a query that a look-up compares; more are dropped and counted
 
 
@@ -198,7 +198,7 @@ class _Wave:
         prefixes, suffixes, live = self._prompts(turn, final, active, index)
         batch = np.resize(active, len(live))
         keys = _row_keys(
-            self.seed,
+            jax.random.key(self.seed),
             self.step,
             jnp.asarray(self.digests[batch]),
             jnp.arange(self.rollouts, dtype=jnp.uint32),

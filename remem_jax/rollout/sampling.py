@@ -20,13 +20,16 @@ def question_digest(question_id: str) -> int:
 
 
 def row_keys(
-    seed: int, step: int, digests: Int[Array, "N"], rollouts: Int[Array, "G"], turns: Int[Array, "N"]
+    seed: int | Key[Array, ""], step: int, digests: Int[Array, "N"], rollouts: Int[Array, "G"], turns: Int[Array, "N"]
 ) -> Key[Array, "N G"]:
     """The key of each row, folded from (seed, rollout step, question digest, g, t); `generate` folds the token index.
 
+    `seed` is a number or, so that the call can be jitted for all of them, its `jax.random.key`.
+
     Never from the row number, so who shares a batch, waves, compaction and meshes do not change a row's numbers.
     """
-    key = jax.random.fold_in(jax.random.key(seed), step)
+    is_key = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+    key = jax.random.fold_in(seed if is_key else jax.random.key(seed), step)
 
     def one(digest, turn, g):
         return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, digest), g), turn)
