@@ -11,12 +11,12 @@ from typing import Any
 
 from remem_jax.config import AgentConfig, Sampling, read_agent_json
 from remem_jax.errors import RememError
+from remem_jax.rl.lora import TARGETS
 from remem_jax.rl.scoring import Reward
 from remem_jax.settings import check_types, expect, expect_one_of, from_mapping
 
 ALGORITHMS = ("grpo", "sft")
 AVERAGES = ("state_mean", "token_mean", "constant")
-LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def _at_least(config, least: float, *names: str) -> None:
@@ -152,15 +152,15 @@ class Lora:
     """Rank of the adapters; 0 trains all weights."""
     alpha: float = 16.0
     """The adapters' output is multiplied by alpha / rank."""
-    targets: tuple[str, ...] = LORA_TARGETS
+    targets: tuple[str, ...] = TARGETS
     """Matrices that get an adapter: some of q, k, v, o, gate, up, down."""
 
     def __post_init__(self):
         check_types(self)
         _at_least(self, 0, "rank")
         for target in self.targets:
-            expect_one_of("targets", target, LORA_TARGETS)
-        expect(bool(self.targets), "targets", f"some of {', '.join(LORA_TARGETS)}", self.targets)
+            expect_one_of("targets", target, TARGETS)
+        expect(bool(self.targets), "targets", f"some of {', '.join(TARGETS)}", self.targets)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def prepare_run(config: TrainConfig, *, weights: bool = True) -> Run:
     mesh = make_mesh(config.mesh)
     model = dataclasses.replace(model, dtype=jnp.dtype(dtype))
     batches, validation = _data(config, model, agent)
-    loss, cosine = config.loss, config.optimizer
+    loss, adam = config.loss, config.optimizer
     run = Run(
         config=config,
         agent=agent,
@@ -120,7 +120,7 @@ def prepare_run(config: TrainConfig, *, weights: bool = True) -> Run:
             importance_cap=loss.importance_cap,
             entropy_bonus=loss.entropy_bonus,
         ),
-        optimizer=Optimizer(cosine.b1, cosine.b2, cosine.eps, cosine.weight_decay, cosine.clip_norm),
+        optimizer=Optimizer(adam.b1, adam.b2, adam.eps, adam.weight_decay, adam.clip_norm),
         notes=notes,
     )
     needs_reference = config.algorithm == "grpo" and loss.beta > 0
@@ -213,24 +213,20 @@ def fresh_state(run: Run) -> TrainState:
 
 def engine_params(run: Run, state: TrainState) -> dict:
     """Weights for decoding: adapters merged, layers unstacked, in the compute dtype."""
-    places = parameter_shardings(run.mesh, parameter_tree(run.model.config))
-    return _engine(places, run.lora_scale if run.config.lora.rank else None, run.dtype)(state.params, run.frozen)
+    leaves, structure = jax.tree.flatten(parameter_shardings(run.mesh, parameter_tree(run.model.config)))
+    scale = run.lora_scale if run.config.lora.rank else None
+    return _move_to_engine(tuple(leaves), structure, scale, run.dtype)(state.params, run.frozen)
 
 
-_COMPILED: dict[tuple, Any] = {}
+@functools.cache
+def _move_to_engine(leaves: tuple, structure: Any, scale: float | None, dtype: str) -> Any:
+    """The jitted move to these shardings, compiled once; `scale` None is without adapters."""
 
+    def move(params, frozen):
+        whole = params if scale is None else lora.merge(frozen, params, scale)
+        return unstack_layers(jax.tree.map(lambda x: x.astype(dtype), whole))
 
-def _engine(places: dict, scale: float | None, dtype: str):
-    leaves, structure = jax.tree.flatten(places)
-    key = (tuple(leaves), structure, scale, dtype)
-    if key not in _COMPILED:
-
-        def move(params, frozen):
-            whole = params if scale is None else lora.merge(frozen, params, scale)
-            return unstack_layers(jax.tree.map(lambda x: x.astype(dtype), whole))
-
-        _COMPILED[key] = jax.jit(move, out_shardings=places)
-    return _COMPILED[key]
+    return jax.jit(move, out_shardings=jax.tree.unflatten(structure, leaves))
 
 
 def model_files(run: Run) -> dict[str, bytes | Path]:
