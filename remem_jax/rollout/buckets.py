@@ -6,13 +6,15 @@ import jax
 
 
 def bucket(n: int, smallest: int = 32) -> int:
-    """The smallest size of the ladder that is at least `n`: powers of two to 512, then steps of 512, then of 1/16.
+    """The smallest size of the ladder that is at least `n`: powers of two to 512, then four steps an octave to 4,096,
+    then steps of 512 until they are 1/16.
 
-    bucket(33) = 64, bucket(300) = 512, bucket(5200) = 5632, bucket(20000) = 20480 (steps of 1,024 from 16,384).
+    bucket(33) = 64, bucket(300) = 512, bucket(600) = 640, bucket(5200) = 5632, bucket(20000) = 20480.
     """
     if n <= 512:
         return max(smallest, power_of_two(n))
-    step = max(512, power_of_two(n) // 32)
+    octave = power_of_two(n)
+    step = max(min(512, octave // 8), octave // 32)
     return -(-n // step) * step
 
 
