@@ -10,7 +10,10 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from remem_jax.data.documents import Document, document_of, json_lines
 from remem_jax.data.records import Record, read_records
@@ -30,6 +33,19 @@ def read_corpus(*paths: str | Path) -> list[Document]:
     return list(distinct.values())
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Which documents stand in a question's largest context, and where.
+
+    distractors: indices into the corpus, in the order of choice. joined: [documents], in reading order; a value below
+    the number of own paragraphs is that paragraph, the values after them are the distractors. The context of `n`
+    documents is the subsequence of values below `n`.
+    """
+
+    distractors: list[int]
+    joined: list[int]
+
+
 def build_context(
     record: Record,
     corpus: Sequence[Document],
@@ -39,32 +55,63 @@ def build_context(
     min_gap: float = 0.5,
     seed: int = 0,
 ) -> list[Document]:
-    """A question's own paragraphs and distractors, `documents` in all.
+    """A question's own paragraphs and distractors, `documents` in all, in reading order.
 
-      order: "random", every document at a place of its own chance; "reverse", the distant-evidence variant: the second
-    XX
-      Raises RememError for too small a corpus, for fewer documents than the question's own, and for a question that
-      the distant variant cannot take (`not_distant` says why).
+    Args:
+        order: `random`, every document at a place of its own chance; `reverse`, the distant-evidence variant: the
+            second evidence document stands before the first, their places more than `min_gap` of all documents apart.
+        min_gap: a share of the documents, for order `reverse`.
+
+    Raises:
+        RememError: too small a corpus, fewer documents than the question's own, a gap that so few documents cannot
+            hold, or a question that the distant variant cannot take (`not_distant` says why).
     """
-    if order not in ORDERS:
-        raise RememError(f"order must be one of {', '.join(ORDERS)}, found {order!r}")
+    titles = [document.title.casefold() for document in corpus]
+    placed = place(record, titles, [documents], order=order, min_gap=min_gap, seed=seed)
+    chosen = [*record.paragraphs, *(corpus[i] for i in placed.distractors)]
+    return [chosen[i] for i in placed.joined]
+
+
+def place(
+    record: Record,
+    titles: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    order: str = "random",
+    min_gap: float = 0.5,
+    seed: int = 0,
+) -> Placement:
+    """The largest of `sizes` contexts, which holds the smaller ones; texts are not looked at.
+
+    Args:
+        titles: of the corpus, casefolded.
+        sizes: documents of the contexts wanted.
+
+    Raises:
+        RememError: as `build_context`, for any of the sizes.
+    """
+    check_order(order, min_gap)
     if order == "reverse" and (why := not_distant(record)):
         raise RememError(f"question {record.id}: not eligible for order reverse: {why}")
-    if not 0 <= min_gap < 1:
-        raise RememError(f"min_gap must be a share of the documents, from 0 to below 1, found {min_gap}")
-    own = list(record.paragraphs)
-    if documents < len(own):
-        raise RememError(
-            f"question {record.id}: {documents} documents asked for, it has {len(own)} of its own: ask more"
-        )
+    own, smallest, largest = len(record.paragraphs), min(sizes), max(sizes)
+    if smallest < own:
+        raise RememError(f"question {record.id}: {smallest} documents asked for, it has {own} of its own: ask more")
     chance = random.Random(hashlib.sha256(f"{seed}:{record.id}".encode()).digest())
-    chosen = own + _distractors(record, corpus, documents - len(own), chance)
-    # One number a document, drawn own paragraphs first and then in the order of choice: a larger context only adds.
+    distractors = _distractors(record, titles, largest - own, chance)
+    # Drawn own paragraphs first and then in the order of choice: a larger context only adds.
     places = random.Random(hashlib.sha256(f"{seed}:{record.id}:places".encode()).digest())
     if order == "reverse":
-        return _in_reverse(record, chosen, min_gap, places)
-    keys = [places.random() for _ in chosen]
-    return [chosen[i] for i in sorted(range(len(chosen)), key=keys.__getitem__)]
+        return Placement(distractors, _in_reverse(record, smallest, largest, min_gap, places))
+    keys = [places.random() for _ in range(largest)]
+    return Placement(distractors, sorted(range(largest), key=keys.__getitem__))
+
+
+def check_order(order: str, min_gap: float) -> None:
+    """Refuse an order that there is none of, and a gap that is no share."""
+    if order not in ORDERS:
+        raise RememError(f"order must be one of {', '.join(ORDERS)}, found {order!r}")
+    if not 0 <= min_gap < 1:
+        raise RememError(f"min_gap must be a share of the documents, from 0 to below 1, found {min_gap}")
 
 
 def not_distant(record: Record) -> str:
@@ -80,50 +127,47 @@ def not_distant(record: Record) -> str:
     return ""
 
 
-def _distractors(record: Record, corpus: Sequence[Document], count: int, chance: random.Random) -> list[Document]:
+def _distractors(record: Record, titles: Sequence[str], count: int, chance: random.Random) -> list[int]:
     """The first `count` of the corpus in the question's own chance order, none with a title of the question."""
     taken = {title.casefold() for title in record.supporting_titles}
     taken |= {paragraph.title.casefold() for paragraph in record.paragraphs}
-    keys = [chance.random() for _ in corpus]
-    free = [i for i, document in enumerate(corpus) if document.title.casefold() not in taken]
+    keys = np.array([chance.random() for _ in titles])
+    free = [i for i in np.argsort(keys, kind="stable").tolist() if titles[i] not in taken]
     if count > len(free):
-        most = len(free) + len(record.paragraphs)
+        own = len(record.paragraphs)
         raise RememError(
-            f"question {record.id}: {count + len(record.paragraphs)} documents asked for, its paragraphs and the "
-            f"corpus give {most}: ask fewer, or add a corpus"
+            f"question {record.id}: {count + own} documents asked for, its paragraphs and the corpus give "
+            f"{len(free) + own}: ask fewer, or add a corpus"
         )
-    free.sort(key=keys.__getitem__)
-    return [corpus[i] for i in free[:count]]
+    return free[:count]
 
 
-def _in_reverse(record: Record, chosen: list[Document], min_gap: float, places: random.Random) -> list[Document]:
+def _in_reverse(record: Record, smallest: int, largest: int, min_gap: float, places: random.Random) -> list[int]:
     """Second evidence document before the first, their places more than `min_gap` of all documents apart.
 
     Every other document goes before, between or behind the two by chance, but between them where the gap of the
     context so far would not do: then the gap holds at every size, and a larger context still only adds documents.
     """
-    first, second = record.supporting_titles
-    evidence = {d.title: d for d in chosen[: len(record.paragraphs)] if d.title in (first, second)}
-    others = [d for i, d in enumerate(chosen) if i >= len(record.paragraphs) or d.title not in evidence]
+    own = [paragraph.title for paragraph in record.paragraphs]
+    first, second = (own.index(title) for title in record.supporting_titles)
     share_between = places.uniform(min_gap, 1)
     share_before = places.random() * (1 - share_between)
     before, between, behind = [], [], []
-    for total, document in enumerate(others, 3):
+    for total, i in enumerate((i for i in range(largest) if i not in (first, second)), 3):
         where, key = places.random(), places.random()
         if len(between) + 1 <= min_gap * total or where < share_between:
-            between.append((key, document))
+            between.append((key, i))
         elif where < share_between + share_before:
-            before.append((key, document))
+            before.append((key, i))
         else:
-            behind.append((key, document))
-    if len(between) + 1 <= min_gap * len(chosen):
+            behind.append((key, i))
+    # A gap that holds at one size holds at every larger one.
+    if sum(i < smallest for _, i in between) + 1 <= min_gap * smallest:
         raise RememError(
-            f"question {record.id}: {len(chosen)} documents cannot hold a gap of more than {min_gap} of them: ask more"
+            f"question {record.id}: {smallest} documents cannot hold a gap of more than {min_gap} of them: ask more"
         )
-    before, between, behind = (
-        [d for _, d in sorted(part, key=lambda pair: pair[0])] for part in (before, between, behind)
-    )
-    return [*before, evidence[second], *between, evidence[first], *behind]
+    before, between, behind = ([i for _, i in sorted(part)] for part in (before, between, behind))
+    return [*before, second, *between, first, *behind]
 
 
 def _find(records: list[Record], wanted: str, path: str) -> Record:
