@@ -98,27 +98,25 @@ def _pieces(paragraph: str) -> list[str]:
 
 def json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of a `.jsonl` or `.jsonl.gz` file, each with its place ("FILE line 3"); blank lines are passed over."""
-    data = _bytes(Path(path))
-    if str(path).endswith(".gz"):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise RememError(f"{path}: expected a gzip file, found a broken one ({error}): fetch it again") from None
-    for number, line in enumerate(_text(data, str(path)).split("\n"), 1):
-        if not line.strip():
-            continue
-        place = f"{path} line {number}"
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RememError(
-                f"{place}: expected a JSON object, found bad JSON ({error.msg} at column {error.colno})"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise RememError(f"{place}: expected a JSON object, found bad JSON ({error})") from None
-        if not isinstance(value, dict):
-            raise RememError(f"{place}: expected a JSON object, found {_kind(value)}")
-        yield place, value
+    for number, line in enumerate(read_text(Path(path)).split("\n"), 1):
+        if line.strip():
+            place = f"{path} line {number}"
+            yield place, json_object(line, place)
+
+
+def json_object(text: str, place: str) -> dict[str, Any]:
+    """A text that holds one JSON object; `place` names it in an error."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RememError(
+            f"{place}: expected a JSON object, found bad JSON ({error.msg} at column {error.colno})"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise RememError(f"{place}: expected a JSON object, found bad JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise RememError(f"{place}: expected a JSON object, found {kind_of_value(value)}")
+    return value
 
 
 def string_field(value: dict[str, Any], name: str, place: str, *, blank: bool = False) -> str:
@@ -131,7 +129,7 @@ def string_field(value: dict[str, Any], name: str, place: str, *, blank: bool = 
 def check_string(value: Any, what: str, *, blank: bool = False) -> str:
     """`value` if it is a string that can be written as UTF-8 and, unless `blank`, holds more than white space."""
     if not isinstance(value, str):
-        raise RememError(f"{what} must be a string, found {_kind(value)}")
+        raise RememError(f"{what} must be a string, found {kind_of_value(value)}")
     if not blank and not value.strip():
         raise RememError(f"{what} must not be blank")
     if any("\ud800" <= character <= "\udfff" for character in value):
@@ -142,7 +140,7 @@ def check_string(value: Any, what: str, *, blank: bool = False) -> str:
 def list_field(value: dict[str, Any], name: str, place: str) -> list[Any]:
     """A list of a JSON object."""
     if not isinstance(value.get(name), list):
-        found = _kind(value[name]) if name in value else "none"
+        found = kind_of_value(value[name]) if name in value else "none"
         raise RememError(f"{place}: field {name!r} must be a list, found {found}")
     return value[name]
 
@@ -150,7 +148,7 @@ def list_field(value: dict[str, Any], name: str, place: str) -> list[Any]:
 def document_of(value: Any, place: str) -> Document:
     """A `{title, text}` object as a document; other fields are passed over."""
     if not isinstance(value, dict):
-        raise RememError(f"{place}: expected an object with title and text, found {_kind(value)}")
+        raise RememError(f"{place}: expected an object with title and text, found {kind_of_value(value)}")
     return Document(string_field(value, "title", place, blank=True), string_field(value, "text", place, blank=True))
 
 
@@ -162,8 +160,14 @@ def paragraphs_field(value: dict[str, Any], place: str) -> list[Document]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file; a missing or unreadable one, or a byte that is not UTF-8, is named."""
-    return _text(_bytes(path), str(path))
+    """The text of a UTF-8 file, unzipped if its name ends in `.gz`; what cannot be read or is no UTF-8 is named."""
+    data = _bytes(path)
+    if path.name.endswith(".gz"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise RememError(f"{path}: expected a gzip file, found a broken one ({error}): fetch it again") from None
+    return _text(data, str(path))
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -207,6 +211,7 @@ def _text(data: bytes, name: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def _kind(value: Any) -> str:
+def kind_of_value(value: Any) -> str:
+    """What a JSON value is, as an error says it."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
