@@ -30,11 +30,10 @@ KINDS = tuple(MARKS)
 EVIDENCE = {"records": "supporting_titles", "musique": "question_decomposition"}
 
 # Soft hyphen, zero-width space, direction marks and embeddings, byte order mark.
-_INVISIBLE = dict.fromkeys(
-    (0xAD, 0x61C, 0x200B, 0x200E, 0x200F, 0xFEFF, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-)
-# No-break and other spaces of their own width stay as the source has them.
-_SPACES = re.compile("[ \t\n\r\v\f\x1c-\x1f\x85\u2028\u2029]+")
+_INVISIBLE = re.compile("[\xad\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+# Line breaks, tabs and runs of spaces. No-break and other spaces of their own width stay as the source has them.
+_BREAKS = "\t\n\r\v\f\x1c-\x1f\x85\u2028\u2029"
+_SPACES = re.compile(f"[ {_BREAKS}]{{2,}}|[{_BREAKS}]")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def read_source(path: str | Path, *, kind: str | None = None, on_error: str = "s
 
 def clean_text(text: str) -> str:
     """Text as our own data has it: entities unescaped, marks that show nothing removed, white space folded, NFC."""
-    text = html.unescape(text).translate(_INVISIBLE)
+    text = _INVISIBLE.sub("", html.unescape(text))
     return unicodedata.normalize("NFC", _SPACES.sub(" ", text).strip())
 
 

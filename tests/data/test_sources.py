@@ -13,7 +13,7 @@ from pyarrow import parquet
 from remem_jax.data.documents import Document, render_documents
 from remem_jax.data.records import Record, read_records
 from remem_jax.data.source_files import source_items
-from remem_jax.data.sources import KINDS, join_sentences, read_source, split_documents
+from remem_jax.data.sources import KINDS, clean_text, join_sentences, read_source, split_documents
 from remem_jax.errors import RememError
 
 HOTPOT = {
@@ -116,6 +116,11 @@ def test_parquet_copies_by_columns_or_with_json_text_give_the_same_record(tmp_pa
 def test_sentences_are_joined_by_one_space_where_the_source_has_none():
     assert join_sentences(["A.", "B.", " C.", "D. ", "E"]) == "A. B. C. D. E"
     assert join_sentences(["", "A.\u00a0", "B", ""]) == "A.\u00a0B"
+
+
+def test_text_is_unescaped_once_stripped_of_what_shows_nothing_and_folded_but_keeps_spaces_of_their_own_width():
+    found = clean_text("\ufeff a\u00adb\u200b\u200ec \t d\r\ne\u2028f\u00a0 \u2009g &amp;lt; e\u0301\u202a\u2069 ")
+    assert found == "abc d e f\u00a0 \u2009g &lt; \u00e9"
 
 
 def test_musique_evidence_follows_the_decomposition_then_the_marks_and_aliases_are_answers(tmp_path):
