@@ -29,6 +29,7 @@ class DummyTokenizer:
     eos_ids = (_FIRST_SPECIAL + 1,)
     special_ids = frozenset(range(_FIRST_SPECIAL, _FIRST_SPECIAL + len(SPECIAL)))
     bos_id = _FIRST_SPECIAL
+    fingerprint = "dummy"
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         ids = []

@@ -30,6 +30,10 @@ class Tokenizer(Protocol):
     def special_ids(self) -> frozenset[int]: ...
     @property
     def bos_id(self) -> int | None: ...
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal SHA-256 of all that turns plain text into ids."""
+        ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`, without BOS or EOS. Special strings in it are plain text, or their ids where `special`."""

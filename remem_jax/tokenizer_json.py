@@ -6,6 +6,8 @@ enough: it still matches added tokens that aren't marked special, and leaves spe
 """
 
 import copy
+import functools
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,6 +60,10 @@ class JsonTokenizer:
     bos_id: int | None
     format: ChatFormat
     token_bytes: Callable[[int], bytes]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.plain.to_str().encode()).hexdigest()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         text = valid_text(text)

@@ -7,6 +7,8 @@ No space is put before a text, though such models were trained with one: prompts
 before each would be one that the text does not have. Joined ids of segments thus decode to the joined text.
 """
 
+import functools
+import hashlib
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,10 @@ class PieceTokenizer:
     @property
     def vocab_size(self) -> int:
         return self.model.get_piece_size()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.plain.serialized_model_proto()).hexdigest()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         text = valid_text(text)

@@ -12,6 +12,7 @@ from remem_jax.agent.prompts import LOOPLESS, PromptBlocks, prompt_parts
 from remem_jax.agent.recall import recall
 from remem_jax.config import AgentConfig
 from remem_jax.data.documents import Document, paragraphs, render_documents
+from remem_jax.data.token_cache import TokenCache
 from remem_jax.errors import RememError
 from remem_jax.tokenizer import Tokenizer
 
@@ -37,9 +38,12 @@ def chunk_ids(ids: np.ndarray, chunk_tokens: int) -> tuple[np.ndarray, ...]:
     return tuple(ids[i : i + chunk_tokens] for i in range(0, len(ids), chunk_tokens))
 
 
-def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document], form: str = "numbered") -> np.ndarray:
-    """Ids of the rendered documents, int32; special strings in them are plain text."""
-    return np.asarray(tokenizer.encode(render_documents(documents, form)), np.int32)
+def encode_documents(
+    tokenizer: Tokenizer, documents: Sequence[Document], form: str = "numbered", cache: TokenCache | None = None
+) -> np.ndarray:
+    """Ids of the rendered documents, int32 (from a `cache` maybe uint16); special strings in them are plain text."""
+    text = render_documents(documents, form)
+    return np.asarray(tokenizer.encode(text), np.int32) if cache is None else cache.encode(tokenizer, text)
 
 
 def prepare(
@@ -49,8 +53,11 @@ def prepare(
     context: int,
     questions: Sequence[tuple[str, str]],
     documents: Sequence[Document],
+    cache: TokenCache | None = None,
 ) -> list[Reading]:
     """Readings of several questions, `(id, text)`, over one set of documents, which is tokenised once.
+
+    A `cache` keeps the ids for the next time.
 
     Raises:
         RememError: an empty or overlong question, or lengths that do not fit `context` (the sum spelled out).
@@ -61,10 +68,11 @@ def prepare(
     longest = max(map(len, encoded))
     room = check_budget(config, blocks, context, longest)
     readings = []
-    whole = None if config.agent == "retrieval" else encode_documents(tokenizer, documents, config.document_format)
+    form = config.document_format
+    whole = None if config.agent == "retrieval" else encode_documents(tokenizer, documents, form, cache)
     for (name, text), ids in zip(questions, encoded, strict=True):
         if whole is None:
-            shown, total = _retrieved(tokenizer, config, text, documents)
+            shown, total = _retrieved(tokenizer, config, text, documents, cache)
         else:
             shown, total = whole, len(whole)
         if config.agent in LOOPLESS:
@@ -83,6 +91,21 @@ def cut_middle(ids: np.ndarray, limit: int) -> np.ndarray:
         return ids
     head = limit - limit // 2
     return np.concatenate([ids[:head], ids[len(ids) - limit // 2 :]])
+
+
+def pad_chunks(readings: Sequence[Reading]) -> tuple[np.ndarray, np.ndarray]:
+    """Chunks of several questions as one array: ids `[N, T, C]` and lengths `[N, T]`, int32, 0 beyond each.
+
+    `T` and `C` are those of the longest, and at least 1.
+    """
+    lengths = np.zeros((len(readings), max([len(r.chunks) for r in readings] + [1])), np.int32)
+    for row, reading in zip(lengths, readings, strict=True):
+        row[: len(reading.chunks)] = [len(chunk) for chunk in reading.chunks]
+    ids = np.zeros((*lengths.shape, max(int(lengths.max()), 1)), np.int32)
+    for n, reading in enumerate(readings):
+        for t, chunk in enumerate(reading.chunks):
+            ids[n, t, : len(chunk)] = chunk
+    return ids, lengths
 
 
 def fit_lengths(
@@ -165,10 +188,12 @@ def question_ids(tokenizer: Tokenizer, config: AgentConfig, text: str) -> list[i
     return ids
 
 
-def _retrieved(tokenizer: Tokenizer, config: AgentConfig, question: str, documents: Sequence[Document]):
+def _retrieved(
+    tokenizer: Tokenizer, config: AgentConfig, question: str, documents: Sequence[Document], cache: TokenCache | None
+):
     """Ids of the paragraphs with the highest recall of the question, in document order, and of all the documents."""
     pieces = paragraphs(documents)
     scores = [recall(question, f"{piece.title}\n{piece.text}") for piece in pieces]
     best = sorted(range(len(pieces)), key=lambda i: (-scores[i], i))[: config.retrieval_paragraphs]
     shown = encode_documents(tokenizer, [pieces[i] for i in sorted(best)], config.document_format)
-    return shown, len(encode_documents(tokenizer, documents, config.document_format))
+    return shown, len(encode_documents(tokenizer, documents, config.document_format, cache))

@@ -1,11 +1,13 @@
 """Batches of questions: each epoch holds every one once, and a position is all that is needed to go on."""
 
+import json
+
 import pytest
 
 from remem_jax.agent.prompts import encode_blocks, load_prompts
 from remem_jax.config import AgentConfig
 from remem_jax.data.documents import Document
-from remem_jax.data.pipeline import Batches, make_example
+from remem_jax.data.pipeline import Batches, make_example, open_records
 from remem_jax.data.records import Record
 from remem_jax.errors import RememError
 from remem_jax.testing import DummyTokenizer
@@ -36,7 +38,47 @@ def test_elements_are_made_when_they_are_read_and_not_before():
     made = []
     batches = Batches(range(6), 2, 0, made.append)
     assert made == []
-    assert batches[4] == [None, None] and len(made) == 2
+    assert batches[4] == [None, None] and len(made) >= 2
+
+
+def test_several_workers_make_the_same_batches():
+    alone, several = Batches(range(50), 5, 7, str), Batches(range(50), 5, 7, str, workers=4)
+    assert [several[i] for i in (0, 1, 2, 9, 3)] == [alone[i] for i in (0, 1, 2, 9, 3)]
+
+
+def test_processes_have_parts_of_the_batch_that_one_process_has():
+    whole = Batches(range(20), 6, 1, str)
+    parts = [Batches(range(20), 6, 1, str, shard=(p, 3)) for p in range(3)]
+    for batch in (0, 1, 5, 2):
+        assert [element for part in parts for element in part[batch]] == whole[batch]
+    with pytest.raises(RememError, match=r"^a batch of 6 cannot be divided among 4 processes: take a multiple$"):
+        Batches(range(20), 6, 1, str, shard=(0, 4))
+
+
+def test_batches_of_like_lengths_hold_every_element_of_an_epoch_once_and_come_in_no_order_of_length():
+    lengths = [(7 * i) % 24 for i in range(24)]
+    batches = Batches(range(24), 4, 0, lambda i: i, lengths=lengths, window=6)
+    epochs = [[batches[6 * epoch + i] for i in range(6)] for epoch in range(3)]
+    for epoch in epochs:
+        assert sorted(element for batch in epoch for element in batch) == list(range(24))
+        means = []
+        for batch in epoch:
+            found = sorted(lengths[i] for i in batch)
+            assert found == list(range(found[0], found[0] + 4)) and found[0] % 4 == 0  # neighbours by length
+            means.append(found[0])
+        assert means != sorted(means)
+    assert Batches(range(24), 4, 0, lambda i: i, lengths=lengths, window=6)[13] == epochs[2][1]
+
+
+def test_a_file_of_records_opens_without_and_only_without_a_number_of_documents(tmp_path):
+    path = tmp_path / "a.jsonl"
+    line = {"id": "q", "question": "Who?", "answers": ["Ann"], "supporting_titles": [], "paragraphs": []}
+    path.write_text(json.dumps(line) + "\n")
+    assert [record.id for record in open_records(path)] == ["q"]
+    with pytest.raises(RememError, match=r"^documents: expected none with .*, found 50: leave it out"):
+        open_records(path, 50)
+    with pytest.raises(RememError, match="expected how many documents a context should have"):
+        open_records(tmp_path)
 
 
 def test_less_data_than_a_batch_is_refused_with_both_numbers():
