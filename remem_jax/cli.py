@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from remem_jax import __version__
+from remem_jax.cli_data import data
 from remem_jax.errors import RememError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data)
 
 
 # typer carries its own copy of click; this is the base of its usage errors, whichever copy that is.

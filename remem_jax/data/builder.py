@@ -263,7 +263,7 @@ def _without_texts(record: Record) -> Record:
 
 
 def _input(path: str | Path) -> dict[str, Any]:
-    """An input by its bytes, not by its name or place; a built set by its manifest, which has the hashes of the rest."""
+    """An input by its bytes, not by its name or place; a built set by its manifest, which has hashes of the rest."""
     if Path(path).is_dir():
         read_manifest(path)
         path = Path(path) / MANIFEST

@@ -17,6 +17,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from remem_jax.data.documents import Document
 
+_Example = tf_example_pb2.Example  # pyright: ignore[reportAttributeAccessIssue] (made when imported)
 TEXT, TEXTS = tfds.features.Text(), tfds.features.Sequence(tfds.features.Text())
 NUMBERS = tfds.features.Tensor(shape=(None,), dtype=np.int32)
 
@@ -42,6 +43,7 @@ class _Table(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         yield from enumerate(self.rows)
 
     def _example_writer(self) -> ExampleWriter:
+        assert self.info.file_format is not None
         return _SortedWriter(self.info.file_format)
 
 
@@ -53,7 +55,7 @@ class _SortedWriter(ExampleWriter):
 
 
 def _sorted(example: bytes) -> bytes:
-    return tf_example_pb2.Example.FromString(example).SerializeToString(deterministic=True)
+    return _Example.FromString(example).SerializeToString(deterministic=True)
 
 
 class Questions(_Table, skip_registration=True):
@@ -100,14 +102,15 @@ def write_table(table: type[_Table], folder: Path, split: str, rows: Iterable[di
 
 def open_table(folder: Path, split: str) -> Sequence[dict[str, Any]]:
     """Rows by random access, texts as bytes."""
-    return tfds.builder_from_directory(folder).as_data_source(split=split)
+    builder: Any = tfds.builder_from_directory(folder)
+    return builder.as_data_source(split=split)
 
 
 class DocumentTable:
     """Documents by row, read in one go and taken apart without TFDS's features, which take three times as long."""
 
     def __init__(self, folder: Path, split: str):
-        builder = tfds.builder_from_directory(folder)
+        builder: Any = tfds.builder_from_directory(folder)
         self._rows = builder.as_data_source(split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
 
     def __len__(self) -> int:
@@ -119,6 +122,6 @@ class DocumentTable:
 
 
 def _document(row: bytes) -> Document:
-    columns = tf_example_pb2.Example.FromString(row).features.feature
+    columns = _Example.FromString(row).features.feature
     title, text = (columns[name].bytes_list.value[0].decode() for name in ("title", "text"))
     return Document(title, text)
