@@ -131,15 +131,20 @@ def build_set(
     with _appearing(out) as part:
         head = {"format": FORMAT, "remem_jax": __version__, **dataclasses.asdict(options), "made_from": made_from}
         body = _write_tables(part, chosen, pool, options, counted, workers, progress)
-        files = {
-            str(path.relative_to(part).as_posix()): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
-            for path in sorted(part.rglob("*"))
-            if path.is_file()
-        }
-        manifest = json.loads(json.dumps(head | body | {"inputs": inputs, "files": files}))
-        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (part / MANIFEST).write_text(text, encoding="utf-8", newline="\n")
+        manifest = _write_manifest(part, head | body | {"inputs": inputs})
     return BuiltSet(manifest, written=True)
+
+
+def _write_manifest(part: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest last, with the hash of every other file; returns it as it reads back."""
+    files = {
+        path.relative_to(part).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+        for path in sorted(part.rglob("*"))
+        if path.is_file()
+    }
+    text = json.dumps(about | {"files": files}, indent=1, ensure_ascii=False) + "\n"
+    (part / MANIFEST).write_text(text, encoding="utf-8", newline="\n")
+    return json.loads(text)
 
 
 def _write_tables(
@@ -297,6 +302,8 @@ def _appearing(out: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however that ends
         except BlockingIOError:
             raise RememError(f"{out}: another build is writing it: wait for that one, or name another folder") from None
+        except OSError:
+            pass  # a file system without locks: two builds at once are then the user's to avoid
         try:
             for left in part.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
