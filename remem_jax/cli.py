@@ -255,6 +255,41 @@ def train(
     print(f"done: {outcome.step} steps in {settings.run_dir}{best}{where}")
 
 
+@app.command("eval")
+def evaluate(
+    config: Annotated[Path, typer.Argument(help="YAML file; configs/eval_*.yaml are examples.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings in place of the file's: questions=8.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print cells, questions, tokens, chunks and turns; answer nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option(help="Show nothing while it runs.")] = False,
+) -> None:
+    """Compare agents on the same questions over sizes of contexts. Resumes by itself, no answer is lost or repeated."""
+    from remem_jax.eval.config import EvalConfig
+    from remem_jax.settings import load_config
+
+    settings = load_config(EvalConfig, config, overrides or [])
+    if dry_run:
+        from remem_jax.eval.preview import preview
+
+        print(preview(settings))
+        return
+    from remem_jax.eval.runner import run_evaluation
+
+    outcome = run_evaluation(settings, quiet=quiet)
+    if outcome.stopped:
+        again = " ".join(["remem eval", str(config), *(overrides or [])])
+        print(
+            f"stopped with {outcome.answered:,} of {outcome.total:,} questions answered, kept in {settings.out}; "
+            f"go on with: {again}"
+        )
+        raise typer.Exit(130)
+    print(outcome.report)
+    print(f"written: {settings.out}: results.md, results.json, accuracy.png; every answer: results/")
+
+
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="A run's directory, or one checkpoint in it.")],

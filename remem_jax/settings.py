@@ -121,6 +121,10 @@ def from_mapping(cls: type[T], values: Any) -> T:
             value = _nested(key, typing.cast(type, hint), value)
         elif typing.get_origin(hint) is tuple and isinstance(value, list):
             value = tuple(value)
+        elif typing.get_origin(hint) is Mapping and dataclasses.is_dataclass(typing.get_args(hint)[1]):
+            item = typing.get_args(hint)[1]
+            if isinstance(value, Mapping):
+                value = {name: _nested(f"{key}.{name}", item, inner) for name, inner in value.items()}
         _check_type(key, value, hint)
         made[key] = value
     for f in dataclasses.fields(typing.cast(Any, cls)):

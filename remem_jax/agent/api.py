@@ -17,6 +17,7 @@ from remem_jax.errors import RememError
 from remem_jax.model import load_model
 from remem_jax.model.attention import BACKENDS
 from remem_jax.model.hub import resolve_model
+from remem_jax.model.load import Model
 
 LENGTHS = ("chunk_tokens", "memory_tokens", "max_reply_tokens")
 
@@ -187,9 +188,21 @@ def load_agent(
     model = load_model(root, dtype, weights=weights)
     if model.tokenizer is None:
         raise RememError(f"{path} holds no tokenizer: put tokenizer.json or tokenizer.model beside the weights")
-    if trained is not None:
-        return LoadedAgent(Agent(model, config, attention=attention), tuple(warnings))
-    given = {name for name in LENGTHS if settings.get(name) is not None}
+    return fitted_agent(model, config, trained is not None, settings, attention, warnings)
+
+
+def fitted_agent(
+    model: Model,
+    config: AgentConfig,
+    trained: bool,
+    given: Mapping[str, Any],
+    attention: str | None = None,
+    warnings: Sequence[str] = (),
+) -> LoadedAgent:
+    """An agent with `config`; where no `remem.json` set its lengths, those not `given` are fitted to the context."""
     agent = Agent(model, config, attention=attention)
-    fitted, note = fit_lengths(config, agent.blocks, model.config.max_positions, keep=given)
+    if trained:
+        return LoadedAgent(agent, tuple(warnings))
+    keep = {name for name in LENGTHS if given.get(name) is not None}
+    fitted, note = fit_lengths(config, agent.blocks, model.config.max_positions, keep=keep)
     return LoadedAgent(Agent(model, fitted, attention=attention), (note,) if note else ())

@@ -49,23 +49,25 @@ def write_relay(out: Path, agent: str, seed: int, sizes: Sizes = Sizes()) -> Non
         if (out / START).exists():
             shutil.rmtree(out / START)
         write_start(out / START, agent_settings(agent), seed)
-        _write_lines(out / PRACTICE, practice_lines(sizes.practice, seed))
-        _write_lines(out / WARM, warm_lines(agent, sizes.warm, seed))
+        write_lines(out / PRACTICE, practice_lines(sizes.practice, seed))
+        write_lines(out / WARM, warm_lines(agent, sizes.warm, seed))
         for name, count in ((TRAIN, sizes.train), (VALIDATION, sizes.validation)):
             records = make_records(sizes.documents, count, f"{Path(name).stem}-{seed}")
-            _write_lines(out / name, map(_record_line, records))
+            write_lines(out / name, map(record_line, records))
     except OSError as error:
         raise RememError(f"{out}: cannot be written ({error.strerror or error}): give another folder") from None
 
 
-def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines, all or nothing."""
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     part.replace(path)
 
 
-def _record_line(record: Record) -> dict[str, Any]:
+def record_line(record: Record) -> dict[str, Any]:
+    """A record as its line of JSON."""
     return {name: value for name, value in dataclasses.asdict(record).items() if value is not None}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from remem_jax.errors import RememError
-from remem_jax.eval.tables import Cell, measured
+from remem_jax.eval.tables import METRIC_NAMES, Cell, measured
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only who draws waits for it
     from matplotlib.axes import Axes
@@ -61,13 +61,24 @@ def learning_curve(runs: Mapping[str, Sequence[Metrics]], path: str | Path) -> N
     _save(learning_figure(runs), path)
 
 
-def accuracy_plot(cells: Sequence[Cell], path: str | Path, *, seed: int = 0) -> None:
-    """Draw exact match against the number of documents, a panel an order of evidence, to a PNG file.
+def accuracy_plot(
+    cells: Sequence[Cell],
+    path: str | Path,
+    *,
+    seed: int = 0,
+    metric: str = "exact_match",
+    panel: str = "{} evidence",
+) -> None:
+    """Draw a metric against the number of documents, a panel an order of evidence (or a dataset), to a PNG file.
+
+    Args:
+        metric: a field of `Result`.
+        panel: the title of a panel, `{}` for its order.
 
     Raises:
         RememError: no cells, or the file cannot be written.
     """
-    _save(accuracy_figure(cells, seed=seed), path)
+    _save(accuracy_figure(cells, seed=seed, metric=metric, panel=panel), path)
 
 
 def learning_figure(runs: Mapping[str, Sequence[Metrics]]) -> "Figure":
@@ -105,12 +116,14 @@ def learning_figure(runs: Mapping[str, Sequence[Metrics]]) -> "Figure":
     return figure
 
 
-def accuracy_figure(cells: Sequence[Cell], *, seed: int = 0) -> "Figure":
+def accuracy_figure(
+    cells: Sequence[Cell], *, seed: int = 0, metric: str = "exact_match", panel: str = "{} evidence"
+) -> "Figure":
     """The figure of `accuracy_plot`."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    known = measured(cells, seed=seed)
+    known = measured(cells, seed=seed, metric=metric)
     orders = list(dict.fromkeys(cell.order for cell in cells))
     scripted = {cell.agent for cell in cells if cell.scripted}
     agents = sorted(dict.fromkeys(cell.agent for cell in cells), key=lambda agent: agent in scripted)
@@ -130,12 +143,12 @@ def accuracy_figure(cells: Sequence[Cell], *, seed: int = 0) -> "Figure":
                     _bound(axes, at, intervals, bounds.index(agent), f"{agent} (scripted)")
                 else:
                     _agent(axes, at, intervals, i, agent)
-            axes.set(title=f"{order} evidence", xlabel="documents", ylim=(-0.03, 1.05))
+            axes.set(title=panel.format(order), xlabel="documents", ylim=(-0.03, 1.05))
             axes.set_xscale("log", base=2)
             axes.set_xticks(documents, [f"{count:,}" for count in documents])
             axes.set_xlim(documents[0] / 1.25, documents[-1] * 1.25)
             axes.minorticks_off()
-        panels[0].set_ylabel("exact match, share of questions")
+        panels[0].set_ylabel(f"{METRIC_NAMES.get(metric, metric)}, share of questions")
         mark = "band" if len(documents) > 1 else "bar"
         trained = len(agents) > len(bounds)
         _legend(figure, panels, f"{mark}: 95 % bootstrap interval over questions" if trained else None)

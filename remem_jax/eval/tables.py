@@ -15,6 +15,13 @@ from remem_jax.eval.intervals import Interval, mean_interval, paired_interval, s
 
 NOTHING = "–"  # in a table, where nothing was measured
 UNPAIRED = "u"  # after a difference of two agents that cannot be compared question by question
+METRIC_NAMES = {
+    "exact_match": "exact match",
+    "f1": "F1",
+    "sub_exact_match": "sub-exact match",
+    "sub_exact_match_published": "sub-exact match as published",
+}
+"""Fields of a result in a reader's words."""
 Column = tuple[str, int]
 
 
@@ -50,7 +57,9 @@ class Measured:
     scores: dict[str, float] | None
     """By question, mean over seeds; None where only an accuracy is known."""
     no_answer: int
-    """Replies without an answer, counted as wrong."""
+    """Questions without an answer, failed ones among them, counted as wrong."""
+    failed: int = 0
+    """Questions that could not be asked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +72,15 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def to_text(self, width: int = 100) -> str:
-        """Aligned plain text; where the columns need more than `width` characters, each order is a block of its own."""
+        """Aligned plain text; where the columns need more than `width` characters, each order is a block of its own, or
+        several."""
         blocks = [self.columns]
-        if max(map(len, self._lines(self.columns))) > width:
+        if self._width(self.columns) > width:
+            orders = _distinct(column[0] for column in self.columns)
             blocks = [
-                tuple(c for c in self.columns if c[0] == order) for order in _distinct(c[0] for c in self.columns)
+                block
+                for order in orders
+                for block in self._split(tuple(c for c in self.columns if c[0] == order), width)
             ]
         parts = ["\n".join(self._lines(block)) for block in blocks]
         notes = "\n".join(textwrap.fill(note, max(width, 20), subsequent_indent="   ") for note in self.notes)
@@ -80,6 +93,18 @@ class Table:
         body = [_pipes([label, *cells]) for label, cells in self.rows]
         notes = [f"{note}  " for note in self.notes]
         return "\n".join([f"**{self.title}**", "", *head, *body, "", *notes]).rstrip() + "\n"
+
+    def _split(self, columns: tuple[Column, ...], width: int) -> list[tuple[Column, ...]]:
+        """The columns in equal runs, as few as fit; a single one is never too wide."""
+        for count in range(1, len(columns) + 1):
+            size = -(-len(columns) // count)
+            runs = [columns[i : i + size] for i in range(0, len(columns), size)]
+            if size == 1 or max(map(self._width, runs)) <= width:
+                return runs
+        return [columns]
+
+    def _width(self, columns: Sequence[Column]) -> int:
+        return max(map(len, self._lines(columns)))
 
     def _lines(self, columns: Sequence[Column]) -> list[str]:
         """The block of some columns: two lines of head, a rule, the rows."""
@@ -117,7 +142,15 @@ def with_interval(interval: Interval, *, sign: bool = False) -> str:
     return f"{share(interval.mean, sign=sign)} ±{share(interval.half_width)}"
 
 
-def measured(cells: Iterable[Cell], *, seed: int = 0) -> dict[tuple[str, Column], Measured]:
+def percent_with_interval(interval: Interval, *, sign: bool = False) -> str:
+    """`62.50 ±8.4`: the same in percent, with the decimals of published tables."""
+    mean = f"{100 * interval.mean:{'+' if sign else ''}.2f}"
+    return f"{'0.00' if float(mean) == 0 else mean} ±{100 * interval.half_width:.1f}"
+
+
+def measured(
+    cells: Iterable[Cell], *, seed: int = 0, metric: str = "exact_match"
+) -> dict[tuple[str, Column], Measured]:
     """What the cells say of each agent and column; the seeds of an agent are taken together.
 
     A question that several seeds answered counts once, with the mean of its scores, so that the interval is over
@@ -134,21 +167,29 @@ def measured(cells: Iterable[Cell], *, seed: int = 0) -> dict[tuple[str, Column]
         same[cell.seed] = cell
     if not grouped:
         raise RememError("expected at least one cell for the table, found none")
-    return {key: _measure([same[s] for s in sorted(same)], seed) for key, same in grouped.items()}
+    return {key: _measure([same[s] for s in sorted(same)], seed, metric) for key, same in grouped.items()}
 
 
 def comparison_table(
-    cells: Sequence[Cell], *, title: str = "Exact match by order of evidence and documents", seed: int = 0
+    cells: Sequence[Cell],
+    *,
+    title: str = "Exact match by order of evidence and documents",
+    seed: int = 0,
+    metric: str = "exact_match",
+    show: Callable[..., str] = with_interval,
 ) -> Table:
-    """Agents in rows, the scripted ones last; `.53 ±.04` in each cell."""
-    known = measured(cells, seed=seed)
+    """Agents in rows, the scripted ones last; `.53 ±.04` in each cell, or what `show` makes of it."""
+    known = measured(cells, seed=seed, metric=metric)
     notes = [f"±: half of the 95 % bootstrap interval over questions; {_counts(cells, known)}."]
     if any(len(one.seeds) > 1 for one in known.values()):
         notes.append("Several training seeds: the mean over them; the interval does not cover their spread.")
-    missing = sum(one.no_answer for one in known.values())
+    failed = sum(one.failed for one in known.values())
+    if failed:
+        notes.append(f"{failed:,} {'question' if failed == 1 else 'questions'} failed, counted as wrong.")
+    missing = sum(one.no_answer for one in known.values()) - failed
     if missing:
         notes.append(f"{missing:,} {'reply' if missing == 1 else 'replies'} without an answer, counted as wrong.")
-    return _table(title, cells, known, lambda one: with_interval(one.interval), notes)
+    return _table(title, cells, known, lambda one: show(one.interval), notes)
 
 
 def seed_table(cells: Sequence[Cell], *, title: str = "Exact match of each training seed") -> Table:
@@ -167,13 +208,15 @@ def difference_table(
     *,
     title: str = "Differences in exact match, paired by question",
     seed: int = 0,
+    metric: str = "exact_match",
+    show: Callable[..., str] = with_interval,
 ) -> Table:
     """First minus second agent of each pair, `+.19 ±.05`, with `*` where the interval leaves 0 out.
 
     Raises:
         RememError: an agent without any cell, or two agents' results in one column on different questions.
     """
-    known = measured(cells, seed=seed)
+    known = measured(cells, seed=seed, metric=metric)
     agents = _distinct(cell.agent for cell in cells)
     for name in (name for pair in pairs for name in pair):
         if name not in agents:
@@ -185,7 +228,7 @@ def difference_table(
         for column in columns:
             one, other = known.get((first, column)), known.get((second, column))
             try:
-                texts.append(NOTHING if one is None or other is None else _difference(one, other, seed))
+                texts.append(NOTHING if one is None or other is None else _difference(one, other, seed, show))
             except RememError as error:
                 raise RememError(f"{first} and {second}, {column[0]} {column[1]}: {error}") from None
         rows.append((f"{first} - {second}", tuple(texts)))
@@ -195,17 +238,17 @@ def difference_table(
     return Table(title, columns, tuple(rows), tuple(notes))
 
 
-def _difference(one: Measured, other: Measured, seed: int) -> str:
+def _difference(one: Measured, other: Measured, seed: int, show: Callable[..., str]) -> str:
     """First minus second with its marks, which take two places everywhere so that the numbers stay aligned."""
     if one.scores is not None and other.scores is not None:
         found, marks = paired_interval(one.scores, other.scores, seed=seed), ""
     else:
         found, marks = unpaired_interval(one.interval, other.interval), UNPAIRED
     marks = ("*" if found.low > 0 or found.high < 0 else "") + marks
-    return with_interval(found, sign=True) + marks.ljust(2)
+    return show(found, sign=True) + marks.ljust(2)
 
 
-def _measure(cells: Sequence[Cell], seed: int) -> Measured:
+def _measure(cells: Sequence[Cell], seed: int, metric: str) -> Measured:
     """The cells of one agent and column, one a seed."""
     by_results = [bool(cell.results) for cell in cells]
     if not any(by_results):
@@ -222,13 +265,14 @@ def _measure(cells: Sequence[Cell], seed: int) -> Measured:
     scores: dict[str, list[float]] = {}
     for cell in cells:
         for result in cell.results:
-            scores.setdefault(result.id, []).append(result.exact_match)
+            scores.setdefault(result.id, []).append(getattr(result, metric))
     means = {name: float(np.mean(values)) for name, values in scores.items()}
     return Measured(
         mean_interval(list(means.values()), seed=seed),
-        tuple(float(np.mean([result.exact_match for result in cell.results])) for cell in cells),
+        tuple(float(np.mean([getattr(result, metric) for result in cell.results])) for cell in cells),
         means,
         sum(result.prediction is None for cell in cells for result in cell.results),
+        sum(result.error is not None for cell in cells for result in cell.results),
     )
 
 

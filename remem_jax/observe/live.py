@@ -65,7 +65,7 @@ class TrainScreen:
         if text != self._phase:
             self._phase, self._phase_began = text, now
         if self._view is None and now - self._told >= PLAIN_SECONDS:
-            self._print(f"{self._at()} · {text} · {_duration(now - self._began)} in this step")
+            self._print(f"{self._at()} · {text} · {duration(now - self._began)} in this step")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done, with its metrics (`observe.metrics` has the names' form)."""
@@ -110,7 +110,7 @@ class TrainScreen:
         if self.done >= self.steps:
             return ""
         seconds = self.remaining()
-        return "time left is known after two steps" if seconds is None else f"{_duration(seconds)} left"
+        return "time left is known after two steps" if seconds is None else f"{duration(seconds)} left"
 
     def _render(self) -> Group:
         """The live view: a bar, what is at work, then the step done last."""
@@ -123,7 +123,7 @@ class TrainScreen:
         elapsed = time.perf_counter() - self._phase_began
         told = [part for part in (_headline(self._metrics), _rewards(self._metrics), _seconds(self._metrics)) if part]
         names = [f"step {self.done}", *[""] * len(told)]
-        rows = [("now", f"{self._phase} · {_duration(elapsed)}"), *zip(names, told)]
+        rows = [("now", f"{self._phase} · {duration(elapsed)}"), *zip(names, told)]
         return Group(bar, *(_row(name, text) for name, text in rows))
 
 
@@ -172,7 +172,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value == 0 or 0.1 <= abs(value) < 1000 else f"{value:.3g}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Seconds as `12 s`, `3:05` or `2:03:05`."""
     whole = round(seconds)
     if whole < 60:

@@ -162,7 +162,7 @@ def test_learning_from_demonstrations_shows_its_loss(clock):
     ("seconds", "told"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3599.0, "59:59"), (7385.0, "2:03:05")]
 )
 def test_durations_are_read_at_a_glance(seconds, told):
-    assert live._duration(seconds) == told
+    assert live.duration(seconds) == told
 
 
 def test_quiet_shows_nothing(clock):
