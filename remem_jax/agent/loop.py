@@ -15,7 +15,7 @@ import numpy as np
 
 from remem_jax.agent.prompts import LOOPLESS, PromptBlocks, encode_blocks, load_prompts, prompt_parts
 from remem_jax.agent.protocol import Reply, count_boxes, parse_answer, parse_reply
-from remem_jax.agent.reading import Reading
+from remem_jax.agent.reading import Reading, pad_chunks
 from remem_jax.agent.state import AgentState, assemble_prompts, initial_state, look_up, store
 from remem_jax.agent.words import WordTable
 from remem_jax.config import AgentConfig
@@ -140,15 +140,20 @@ class Agent:
             on_turn: called after every turn.
             between: called whenever the host is visited; may raise to stop.
         """
-        began, read, done = time.perf_counter(), 0, []
+        began, read = time.perf_counter(), 0
+        done: list[list[Episode]] = [[] for _ in readings]
+        # Questions of like length advance together, so that few wait for the longest of their wave.
+        by_length = sorted(range(len(readings)), key=lambda i: len(readings[i].chunks))
         for first in range(0, len(readings), questions_in_flight):
-            wave = _Wave(self, readings[first : first + questions_in_flight], rollouts, seed, step, keep_prompts)
+            members = by_length[first : first + questions_in_flight]
+            wave = _Wave(self, [readings[i] for i in members], rollouts, seed, step, keep_prompts)
             for turn in range(wave.turns + 1):
                 read += wave.play(turn, between)
                 if on_turn is not None:
                     seconds = time.perf_counter() - began
                     on_turn(Progress(turn + 1, wave.turns + 1, read, seconds, wave.episodes))
-            done += wave.episodes
+            for i, episodes in zip(members, wave.episodes, strict=True):
+                done[i] = episodes
         return done
 
 
@@ -164,6 +169,7 @@ class _Wave:
         self.loopless = config.agent in LOOPLESS
         self.counts = np.array([0 if self.loopless else len(reading.chunks) for reading in readings], np.int32)
         self.turns = int(self.counts.max(initial=0))
+        self.chunks, self.chunk_lengths = pad_chunks(readings)
         self.tables = [[WordTable() for _ in range(rollouts)] for _ in readings]
         self.episodes = [[Episode(reading, g) for g in range(rollouts)] for reading in readings]
         self.digests = np.array([question_digest(reading.id) for reading in readings], np.uint32)
@@ -251,11 +257,13 @@ class _Wave:
         batch = np.resize(active, size)
         readings = [self.readings[n] for n in batch]
         show_chunk = not final or self.loopless
-        chunks = [r.chunks[min(turn, len(r.chunks) - 1)] if show_chunk and r.chunks else () for r in readings]
+        column = min(turn, self.chunks.shape[1] - 1)
+        chunk_lengths = self.chunk_lengths[batch, column] if show_chunk else np.zeros(size, np.int32)
+        chunks = Ragged(self.chunks[batch, column, : bucket(int(chunk_lengths.max()))], chunk_lengths)
         prefix, suffix = prompt_parts(blocks, config.agent, config.prompt_order, final)
         shown = {
             "question": np.array([[len(r.question_ids)] for r in readings]),
-            "chunk": np.array([[len(c)] for c in chunks]),
+            "chunk": chunk_lengths[:, None],
             "memory": self._shown_lengths(self.current, blocks.no_memory)[batch],
             "recalled": self._shown_lengths(recalled, blocks.no_recall)[batch],
         }
@@ -272,7 +280,7 @@ class _Wave:
             jnp.asarray(live),
             jnp.asarray(recalled),
             _padded([r.question_ids for r in readings]),
-            _padded(chunks),
+            chunks,
             prefix=prefix,
             suffix=suffix,
             prefix_size=bucket(longest(prefix)) if prefix else 0,
