@@ -142,7 +142,7 @@ def accuracy_figure(
                 if agent in scripted:
                     _bound(axes, at, intervals, bounds.index(agent), f"{agent} (scripted)")
                 else:
-                    _agent(axes, at, intervals, i, agent)
+                    _agent(axes, at, intervals, i, agent, shade=0.2 if len(agents) <= 3 else 0.12)
             axes.set(title=panel.format(order), xlabel="documents", ylim=(-0.03, 1.05))
             axes.set_xscale("log", base=2)
             axes.set_xticks(documents, [f"{count:,}" for count in documents])
@@ -220,17 +220,22 @@ def _validation(axes: "Axes", series, i: int, label: str) -> None:
         )  # fmt: skip
 
 
-def _agent(axes: "Axes", at, intervals, i: int, label: str) -> None:
+def _agent(axes: "Axes", at, intervals, i: int, label: str, shade: float) -> None:
     """A trained agent: a full line with a band, or with bars where there is but one point to see."""
     if not at:
         return
     colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
     means, lows, highs = np.array([one[:3] for one in intervals]).T
-    axes.plot(
-        at, means, color=colour, marker=marker, markersize=7 if len(at) > 1 else 4, linewidth=2, label=label, zorder=3
-    )
+    again = i // len(COLOURS)  # colours and markers come round again: hollow then, on a line of dashes
+    line = axes.plot(
+        at, means, color=colour, marker=marker, linestyle=RUN_LINES[again % len(RUN_LINES)], label=label, zorder=3,
+        markersize=max(8 - 0.8 * i, 4) if len(at) > 1 else 4, linewidth=max(2.6 - 0.3 * i, 1.2),
+    )[0]  # fmt: skip
+    # Later lines are thinner, so that an earlier one of the same height is seen behind them.
+    if again:
+        line.set_markerfacecolor("white")
     if len(at) > 1:
-        axes.fill_between(at, lows, highs, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(at, lows, highs, color=colour, alpha=shade, linewidth=0)
     else:
         axes.errorbar(at, means, yerr=[means - lows, highs - means], color=colour, capsize=4, fmt="none")
 

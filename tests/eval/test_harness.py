@@ -52,6 +52,9 @@ def test_a_result_counts_calls_of_valid_turns_and_hits_of_all():
         truncated=1,
         seconds=6.1728,
         lookup_seconds=0.01,
+        sub_exact_match_published=1.0,
+        document_tokens=32,
+        prompt_tokens=50,
     )
 
 
@@ -88,6 +91,9 @@ def test_results_come_back_from_their_file(tmp_path):
     write_results(tmp_path / "results.jsonl", results)
     assert read_results(tmp_path / "results.jsonl") == results
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    early = {name: value for name, value in json.loads(lines[0]).items() if name not in ("error", "history_bytes")}
+    (tmp_path / "early.jsonl").write_text(json.dumps(early) + "\n")
+    assert read_results(tmp_path / "early.jsonl") == [RESULT]  # what an earlier version wrote
     assert json.loads(lines[1])["answers"] == ["Ålesund", "b"]
     (tmp_path / "results.jsonl").write_text(lines[0].replace('"f1"', '"F1"'))
     with pytest.raises(RememError, match=r"line 1: expected the fields of a result, found .* differs in F1, f1"):
@@ -139,7 +145,8 @@ def test_every_reply_of_the_loop_is_scored_against_the_answers_of_its_own_questi
     assert len(told) == len(visits) == len(keys) == 3  # one wave
     assert evaluate(agent, examples[1:], seed=3, step=5, questions_in_flight=1, **options)[0].id == "wrong"
     # The second question alone draws the numbers that it drew beside the first; another seed or step draws others.
-    assert np.array_equal(keys[3][0], keys[0][1]) and np.array_equal(keys[4][0], keys[2][1])
+    for alone, beside in ((keys[3], keys[0]), (keys[4], keys[2])):
+        assert any(np.array_equal(alone[0], row) for row in beside)
     for other in (dict(seed=4, step=5), dict(seed=3, step=6)):
         evaluate(agent, examples, **other, **options)
         assert not np.array_equal(keys[-1], keys[2])

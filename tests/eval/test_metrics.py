@@ -1,5 +1,6 @@
 """Metrics against the official HotpotQA scorer's behaviour, by hand-made cases, and against their own properties."""
 
+import string
 import unicodedata
 
 import pytest
@@ -152,6 +153,42 @@ def test_f1_is_symmetric_and_exact_match_implies_all_the_others(left, right):
     assert f1(left, [right]) == f1(right, [left])
     if exact_match(left, [right]) and right.strip():
         assert f1(left, [right]) == sub_exact_match(left, [right]) == sub_exact_match_published(left, [right]) == 1
+
+
+def hotpot_words(text: str) -> list[str]:
+    """Words as the official HotpotQA scorer sees them: lower case, ASCII punctuation deleted, articles dropped."""
+    bare = "".join(character for character in text.lower() if character not in string.punctuation)
+    return [word for word in bare.split() if word not in {"a", "an", "the"}]
+
+
+def hotpot_scores(prediction: str, gold: str) -> tuple[float, float]:
+    """Exact match and F1 by the official scorer's rules: yes, no and noanswer are all or nothing."""
+    left, right = hotpot_words(prediction), hotpot_words(gold)
+    same = float(left == right)
+    closed = {"yes", "no", "noanswer"}
+    if " ".join(left) in closed or " ".join(right) in closed:
+        return same, same
+    shared = sum(min(left.count(word), right.count(word)) for word in set(left))
+    if not shared:
+        return same, 0.0
+    precision, recall = shared / len(left), shared / len(right)
+    return same, 2 * precision * recall / (precision + recall)
+
+
+PLAIN = st.lists(
+    st.sampled_from(
+        ["The", "a", "an", "yes", "no", "No.", "noanswer", "New", "york", "York,", "U.S.", "(1,000)", "it's"]
+    ),
+    min_size=1,
+    max_size=5,
+).map(" ".join)
+
+
+@given(prediction=PLAIN, gold=PLAIN)
+def test_plain_texts_score_as_by_the_official_hotpotqa_rules(prediction, gold):
+    if hotpot_words(prediction) and hotpot_words(gold):  # articles alone stay words here, and vanish there
+        expected = hotpot_scores(prediction, gold)
+        assert (exact_match(prediction, gold), f1(prediction, gold)) == pytest.approx(expected, abs=1e-12)
 
 
 @given(text=TEXT)
