@@ -7,7 +7,7 @@ Axes: `N` questions of a batch.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -18,6 +18,7 @@ import numpy as np
 from remem_jax.agent.prompts import PromptBlocks
 from remem_jax.agent.reading import Reading, prepare
 from remem_jax.config import AgentConfig
+from remem_jax.data.built import Contexts, load_contexts, questions_of
 from remem_jax.data.records import Record, read_records
 from remem_jax.data.token_cache import TokenCache
 from remem_jax.errors import RememError
@@ -46,8 +47,6 @@ def open_records(path: str | Path, documents: int | None = None) -> Sequence[Rec
         RememError: no such file or folder, or a size that it does not have.
     """
     if Path(path).is_dir():
-        from remem_jax.data import load_contexts
-
         if documents is None:
             raise RememError(f"{path}: expected how many documents a context should have, found none: set documents")
         return load_contexts(path, documents)
@@ -57,6 +56,13 @@ def open_records(path: str | Path, documents: int | None = None) -> Sequence[Rec
             f"{documents}: leave it out, or give a folder made by remem data build"
         )
     return read_records(path)
+
+
+def question_texts(records: Sequence[Record]) -> Iterable[tuple[str, str]]:
+    """Id and question of each record; those of a built set are read without their contexts."""
+    if isinstance(records, Contexts):
+        return questions_of(records.folder)
+    return ((record.id, record.question) for record in records)
 
 
 def make_example(
@@ -146,21 +152,27 @@ class Batches(Generic[T, E]):
         batch, place = divmod(i, self.own)
         position = batch * self.size + self.first + place
         if self._lengths is None:
-            return self._make(self._elements[self._order[position]])
+            return self._make(self._elements[self._index(position)])
         window, place = divmod(position, self.size * self._window)
         return self._make(self._elements[self._window_order(window)[place]])
+
+    def _index(self, position: int) -> int:
+        """The element at a place of the shuffled stream."""
+        index = self._order[position]
+        assert index is not None
+        return index
 
     def _sorted_window(self, window: int) -> np.ndarray:
         """Elements of `window` batches: sorted by length, then whole batches shuffled."""
         assert self._lengths is not None
         count = self.size * self._window
-        members = np.array([self._order[i] for i in range(window * count, (window + 1) * count)])
+        members = np.array([self._index(i) for i in range(window * count, (window + 1) * count)])
         members = members[np.argsort(self._lengths[members], kind="stable")].reshape(self._window, self.size)
         return np.random.default_rng([self._seed, window]).permutation(members).ravel()
 
 
 @dataclass(frozen=True)
-class _Positions:
+class _Positions(Sequence):
     """An endless source for Grain."""
 
     element: Callable[[int], object]
@@ -168,5 +180,5 @@ class _Positions:
     def __len__(self) -> int:
         return 2**62
 
-    def __getitem__(self, i: int) -> object:
-        return self.element(i)
+    def __getitem__(self, index: int) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.element(index)

@@ -5,11 +5,15 @@ defaults.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from remem_jax.config import AgentConfig, Sampling, read_agent_json
+from remem_jax.data.pipeline import open_records
+from remem_jax.data.records import Record
+from remem_jax.data.token_cache import TokenCache
 from remem_jax.errors import RememError
 from remem_jax.rl.lora import TARGETS
 from remem_jax.rl.scoring import Reward
@@ -27,12 +31,33 @@ def _at_least(config, least: float, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Data:
-    """Files of questions (grpo: records, METHOD 9) or of demonstrations (sft), JSON lines."""
+    """Questions (grpo): a file of records (METHOD 9) or a folder of `remem data build`; or demonstrations (sft)."""
 
     train: str
-    """File that is trained on."""
+    """File or folder that is trained on."""
     validation: str | None = None
-    """Records that validation answers; none is no validation."""
+    """File or folder of questions that validation answers; none is no validation."""
+    documents: int | None = None
+    """Documents of a context, for folders: one of the sizes that they were built with."""
+    cache: str | None = "~/.cache/remem_jax/tokens"
+    """Folder that keeps the ids of long documents, two or four bytes a token; none tokenises at every visit."""
+    workers: int = 1
+    """Threads that read and tokenise the next batch while this one trains."""
+    like_lengths: int = 1
+    """Batches whose questions are sorted by length together, so that a batch has questions of like length; 1: not."""
+
+    def __post_init__(self):
+        check_types(self)
+        _at_least(self, 1, "documents", "workers", "like_lengths")
+
+    @property
+    def token_cache(self) -> TokenCache | None:
+        """The cache as an object."""
+        return None if self.cache is None else TokenCache(Path(self.cache).expanduser())
+
+    def questions(self, path: str) -> Sequence[Record]:
+        """The questions of `train` or `validation`; `documents` is for folders alone."""
+        return open_records(path, self.documents if Path(path).is_dir() else None)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from remem_jax.agent.loop import Agent
 from remem_jax.agent.reading import question_ids
 from remem_jax.config import AGENT_FILE, AgentConfig, Sampling, agent_json
-from remem_jax.data.pipeline import Batches, Example, make_example
-from remem_jax.data.records import Record, read_records
+from remem_jax.data.pipeline import Batches, Example, make_example, question_texts
 from remem_jax.errors import RememError
 from remem_jax.mesh import make_mesh, parameter_shardings
 from remem_jax.model import load_model
@@ -140,32 +139,41 @@ def plain(value: Any) -> Any:
 
 def _data(config: TrainConfig, model: Model, agent: AgentConfig) -> tuple[Batches, list[Example]]:
     blocks = Agent(model, agent).blocks
-    context = model.config.max_positions
+    context, cache = model.config.max_positions, config.data.token_cache
 
     def example(record) -> Example:
-        return make_example(record, model.tokenizer, agent, blocks, context)  # pyright: ignore[reportArgumentType]
+        return make_example(record, model.tokenizer, agent, blocks, context, cache)  # pyright: ignore[reportArgumentType]
 
     validation: list[Example] = []
     if config.data.validation is not None:
-        records = read_records(config.data.validation)[: config.validation.questions]
+        records = config.data.questions(config.data.validation)[: config.validation.questions]
         validation = [example(record) for record in records]
     if config.algorithm == "sft":
         groups = read_demonstrations(config.data.train, model.tokenizer, agent, blocks, context)  # pyright: ignore[reportArgumentType]
         return Batches(groups, config.optimizer.mini_batch, config.seed, _same), validation
-    records = read_records(config.data.train)
-    batches = Batches(records, config.rollout.questions, config.seed, example)
+    records = config.data.questions(config.data.train)
     example(records[0])  # lengths that do not fit are told now
-    for record in records:
-        if 4 * len(record.question) > agent.question_tokens:  # a character has at most four bytes, so four tokens
-            _check_question(record, model, agent)
+    for name, text in question_texts(records):
+        if 4 * len(text) > agent.question_tokens:  # a character has at most four bytes, so four tokens
+            _check_question(name, text, model, agent)
+    grouped = config.data.like_lengths > 1
+    batches = Batches(
+        records,
+        config.rollout.questions,
+        config.seed,
+        example,
+        workers=config.data.workers,
+        lengths=[sum(len(p.text) for p in record.paragraphs) for record in records] if grouped else None,
+        window=config.data.like_lengths,
+    )
     return batches, validation
 
 
-def _check_question(record: Record, model: Model, agent: AgentConfig) -> None:
+def _check_question(name: str, text: str, model: Model, agent: AgentConfig) -> None:
     try:
-        question_ids(model.tokenizer, agent, record.question)  # pyright: ignore[reportArgumentType]
+        question_ids(model.tokenizer, agent, text)  # pyright: ignore[reportArgumentType]
     except RememError as error:
-        raise RememError(f"question {record.id}: {error}") from None
+        raise RememError(f"question {name}: {error}") from None
 
 
 def _same(group: Group) -> Group:
