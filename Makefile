@@ -46,9 +46,12 @@ format: .venv/.dev ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## speed against transformers + torch, look-up and memory of reading; writes runs/bench/*.json
+bench: .venv/.dev ## speed, memory and the compiler's view, against peers where they can be had; about an hour, writes runs/bench
 	$(BIN)/python benchmarks/generate.py --out runs/bench/generate.json $(ARGS)
 	$(BIN)/python benchmarks/reading.py --out runs/bench/reading.json
+	$(BIN)/python benchmarks/data.py --out runs/bench/data.json
+	$(BIN)/python benchmarks/train.py --out runs/bench/train.json
+	$(BIN)/python benchmarks/compiler_view.py
 
 clean: ## remove the environment, what runs wrote and caches
 	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
