@@ -45,7 +45,9 @@ def build(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE", help="Question files; given before the options.")],
     corpus: Annotated[
         list[str],
-        typer.Option(help="Distractors, .jsonl or .jsonl.gz of {title, text}. Takes several; their order counts."),
+        typer.Option(
+            help="Distractors: lines of {title, text}, or question files, for their paragraphs. Takes several; their order counts."
+        ),
     ],
     documents: Annotated[list[str], typer.Option(help="Documents of the contexts: 50,100,200.")],
     split: Annotated[str, typer.Option(help="Name of the split. A folder holds one.")],

@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import numpy as np
 
 from remem_jax.data.documents import Document, document_of, json_lines
 from remem_jax.data.records import Record, read_records
+from remem_jax.data.source_files import source_items
+from remem_jax.data.sources import read_source
 from remem_jax.errors import RememError
 
 ORDERS = ("random", "reverse")
@@ -24,13 +26,26 @@ DISTANT_TYPES = ("compositional", "inference")
 
 
 def read_corpus(*paths: str | Path) -> list[Document]:
-    """Paragraphs of `.jsonl` or `.jsonl.gz` files, `{title, text}` a line; of equal texts the first is kept."""
+    """Paragraphs of `.jsonl` or `.jsonl.gz` files, `{title, text}` a line; of equal texts the first is kept.
+
+    A file of questions (any kind of `data.sources`) stands for their paragraphs; questions that cannot be read are
+    passed over.
+    """
     distinct: dict[str, Document] = {}
     for path in paths:
-        for place, value in json_lines(path):
-            document = document_of(value, place)
+        for document in _paragraphs_of(path):
             distinct.setdefault(document.text, document)
     return list(distinct.values())
+
+
+def _paragraphs_of(path: str | Path) -> Iterator[Document]:
+    first = next((value for _, value in source_items(path) if isinstance(value, dict)), {})
+    if "text" in first or not first:
+        for place, value in json_lines(path):
+            yield document_of(value, place)
+    else:
+        for record in read_source(path, on_error="skip").records:
+            yield from record.paragraphs
 
 
 @dataclass(frozen=True)

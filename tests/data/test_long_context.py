@@ -128,6 +128,26 @@ def test_corpora_are_read_plain_or_gzipped_and_equal_texts_count_once(tmp_path):
         read_corpus(zipped)
 
 
+def test_a_question_file_as_a_corpus_stands_for_the_paragraphs_of_its_questions(tmp_path):
+    official = [
+        {
+            "_id": name,
+            "question": "Who?",
+            "answer": "x",
+            "supporting_facts": [["A", 0]],
+            "context": [["A", ["One.", " Two."]], [f"B {name}", [f"Of {name}."]]],
+            "type": "bridge",
+            "level": "hard",
+        }
+        for name in ("q", "r")
+    ]
+    path = tmp_path / "hotpot_train_v1.1.json"
+    path.write_text(json.dumps(official))
+    expected = [Document("A", "One. Two."), Document("B q", "Of q."), Document("B r", "Of r.")]
+    assert read_corpus(path) == expected
+    assert read_corpus(write_corpus(tmp_path / "c.jsonl.gz", CORPUS[:2]), path) == [*CORPUS[:2], *expected]
+
+
 def test_the_program_writes_a_context_that_reads_back_and_prints_the_question(tmp_path, capsys):
     records, out = tmp_path / "r.jsonl", tmp_path / "out.jsonl"
     own = [d.__dict__ for d in question().paragraphs]
