@@ -46,7 +46,7 @@ def build(
     corpus: Annotated[
         list[str],
         typer.Option(
-            help="Distractors: lines of {title, text}, or question files, for their paragraphs. Takes several; their order counts."
+            help="Distractors: lines of {title, text}, or question files for their paragraphs. Several; their order counts."
         ),
     ],
     documents: Annotated[list[str], typer.Option(help="Documents of the contexts: 50,100,200.")],
@@ -59,6 +59,7 @@ def build(
     questions: Annotated[
         int | None, typer.Option(help="How many questions, chosen by seed and id; a larger number only adds.")
     ] = None,
+    level: Annotated[str | None, typer.Option(help="Only questions of this level, such as HotpotQA's hard.")] = None,
     seed: Annotated[int, typer.Option(help="Of places, distractors and the choice of questions.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes; the files are the same for any number.")] = 1,
     kind: Annotated[
@@ -79,7 +80,7 @@ def build(
     from remem_jax.data.builder import SetOptions, build_set
     from remem_jax.observe.building import BuildScreen
 
-    options = SetOptions(_sizes(documents), split, order, min_gap, questions, seed, kind, on_error)
+    options = SetOptions(_sizes(documents), split, order, min_gap, questions, level, seed, kind, on_error)
     with BuildScreen(quiet=quiet) as screen:
         built = build_set(
             sources, corpus, out, options, exclude=exclude or [], tokenizer=_model(tokenizer), workers=workers,

@@ -49,6 +49,8 @@ class SetOptions:
     """Share of all documents that evidence is more than apart, for order `reverse`."""
     questions: int | None = None
     """How many questions, chosen by seed and id; None: all."""
+    level: str | None = None
+    """Only questions of this level, such as HotpotQA's hard; None: all."""
     seed: int = 0
     """Of places, distractors and the choice of questions."""
     kind: str | None = None
@@ -121,6 +123,7 @@ def build_set(
         exclude=exclude,
         order=options.order,
         questions=options.questions,
+        level=options.level,
         seed=options.seed,
         kind=options.kind,
         on_error=options.on_error,
@@ -179,6 +182,7 @@ def _write_tables(
         "skipped": len(chosen.skipped),
         "excluded": len(chosen.excluded),
         "not_eligible": len(chosen.not_eligible),
+        "other_level": chosen.other_level,
     }
     left_out = {"skipped": chosen.skipped, "excluded": chosen.excluded, "not_eligible": chosen.not_eligible}
     return {"counts": counts, "lengths": summary.as_json(), "left_out": left_out}

@@ -29,6 +29,8 @@ class Selected:
     skipped: list[str]
     excluded: list[str]
     not_eligible: dict[str, str]
+    other_level: int
+    """Questions of another level than the one asked for."""
 
 
 def select(
@@ -37,6 +39,7 @@ def select(
     exclude: Sequence[str | Path] = (),
     order: str = "random",
     questions: int | None = None,
+    level: str | None = None,
     seed: int = 0,
     kind: str | None = None,
     on_error: str = "stop",
@@ -45,12 +48,15 @@ def select(
 
     Args:
         exclude: question files and built sets, none of whose questions may be chosen.
+        level: only questions of this level, such as HotpotQA's `hard`; None: all.
         questions: how many to choose, by a hash of seed and id, so that a larger number only adds; None: all.
 
     Raises:
         RememError: a question that cannot be read, an id in two sources, or too few questions left.
     """
     found, kinds, skipped = _read(sources, kind, on_error)
+    read, found = len(found), [record for record in found if level is None or record.level == level]
+    other_level = read - len(found)
     ids, texts = _others(exclude, on_error)
     excluded = sorted(r.id for r in found if r.id in ids or normalise(r.question) in texts)
     left = sorted((r for r in found if r.id not in set(excluded)), key=lambda record: record.id)
@@ -61,11 +67,11 @@ def select(
         asked = "at least 1 question" if questions is None else f"{questions} questions"
         raise RememError(
             f"expected {asked}, found {len(left)} ({len(excluded)} excluded, {len(not_eligible)} not eligible, "
-            f"{len(skipped)} skipped): ask fewer, or add a source"
+            f"{len(skipped)} skipped, {other_level} of another level): ask fewer, or add a source"
         )
     if questions is not None:
         left = sorted(sorted(left, key=lambda record: _chance(seed, record.id))[:questions], key=lambda r: r.id)
-    return Selected(left, kinds, skipped, excluded, not_eligible)
+    return Selected(left, kinds, skipped, excluded, not_eligible, other_level)
 
 
 def _read(sources: Sequence[str | Path], kind: str | None, on_error: str) -> tuple[list[Record], list[str], list[str]]:

@@ -190,7 +190,7 @@ def test_the_manifest_counts_what_was_built_and_its_lengths_are_those_of_the_ren
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
     assert manifest["counts"] == {
         "questions": 8, "documents": 42 + 8 * 3 - 1, "corpus_documents": 42, "own_documents": 24,
-        "own_documents_not_in_corpus": 23, "skipped": 0, "excluded": 0, "not_eligible": 0,
+        "own_documents_not_in_corpus": 23, "skipped": 0, "excluded": 0, "not_eligible": 0, "other_level": 0,
     }  # fmt: skip
     for size in SIZES:
         texts = [render_documents(record.paragraphs) for record in load_contexts(tmp_path / "out", size)]
@@ -344,3 +344,12 @@ def test_a_document_with_an_own_text_and_another_title_is_another_document(tmp_p
     build_small(tmp_path, QUESTIONS[:1], [twin, *CORPUS], options={"documents": (4, 43)})
     (record,) = load_contexts(tmp_path / "out", 43)
     assert Document(**twin) in record.paragraphs and Document(**QUESTIONS[0]["paragraphs"][0]) in record.paragraphs
+
+
+def test_only_questions_of_the_level_asked_for_are_taken_and_the_others_counted(tmp_path):
+    lines = [question("a", level="hard"), question("b", level="easy"), question("c"), question("d", level="hard")]
+    built = build_small(tmp_path, lines, options={"level": "hard"})
+    assert [record.id for record in load_contexts(tmp_path / "out", 4)] == ["a", "d"]
+    assert (built.manifest["counts"]["other_level"], built.manifest["level"]) == (2, "hard")
+    with pytest.raises(RememError, match=r"found 0 .*4 of another level\): ask fewer, or add a source"):
+        build_small(tmp_path, lines, out="none", options={"level": "Hard"})
