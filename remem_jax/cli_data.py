@@ -46,7 +46,7 @@ def build(
     corpus: Annotated[
         list[str],
         typer.Option(
-            help="Distractors: lines of {title, text}, or question files for their paragraphs. Several; their order counts."
+            help="Distractors: lines of {title, text}, or question files for their paragraphs. Takes several, in order."
         ),
     ],
     documents: Annotated[list[str], typer.Option(help="Documents of the contexts: 50,100,200.")],
