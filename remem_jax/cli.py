@@ -132,7 +132,7 @@ def answer(
         str | None, typer.Option(help="rememr1 (default), memagent, rule_callback, full_context or retrieval.")
     ] = None,
     prompt_order: Annotated[
-        str | None, typer.Option(help="section_last (default), section_first, document_first or question_last.")
+        str | None, typer.Option(help="section_first (default), section_last, document_first or question_last.")
     ] = None,
     candidates: Annotated[
         str | None, typer.Option(help="Memories a callback may find: not_current (default) or all.")

@@ -148,9 +148,8 @@ def test_several_questions_come_from_options_and_files_and_share_one_batch(folde
 
 def shown_document(options, *documents, stdin=b""):
     """The document part of the first prompt, the whole document in one chunk."""
-    ran = remem(
-        *options, "--chunk-tokens", "500", "--question", "Q?", "--dry-run", "--documents", *documents, stdin=stdin
-    )
+    asked = ("--chunk-tokens", "500", "--prompt-order", "section_last", "--question", "Q?", "--dry-run")
+    ran = remem(*options, *asked, "--documents", *documents, stdin=stdin)
     assert ran.status == 0, ran.err
     suffix = ran.out.split("\n⟪ prefix ends, suffix begins ⟫\n")[1]
     return suffix.split("-\n\n-\n\n")[1].split("\n\nto:")[0]

@@ -22,7 +22,7 @@ def message(call, *arguments, **named) -> str:
 
 def test_the_defaults_are_the_papers_settings():
     config = AgentConfig()
-    assert (config.agent, config.prompt_order, config.candidates) == ("rememr1", "section_last", "not_current")
+    assert (config.agent, config.prompt_order, config.candidates) == ("rememr1", "section_first", "not_current")
     lengths = (config.chunk_tokens, config.memory_tokens, config.question_tokens, config.max_reply_tokens)
     assert lengths == (5000, 2048, 2048, 2048)
     assert config.sampling == Sampling(temperature=0.7, top_p=0.95, top_k=0)

@@ -125,9 +125,9 @@ REPLIES = {
 def test_a_dropped_memory_comes_back_when_it_is_called(monkeypatch):
     [[episode]], script, _ = play(monkeypatch, [STORY], REPLIES)
     assert [prompt(turn) for turn in episode.turns] == [
-        f"Rules.\n\nAsk.\n\nQ[{QUESTION}]\n\nR[nothing]\n\nM[none]\n\nC[Dune Harbor is by Ada Lind.]\n\nWrite.",
-        f"Rules.\n\nAsk.\n\nQ[{QUESTION}]\n\nR[nothing]\n\nM[{FILM}]\n\nC[It rains.]\n\nWrite.",
-        f"Rules.\n\nAsk.\n\nQ[{QUESTION}]\n\nR[{FILM}]\n\nM[{RAIN}]\n\nC[Ada Lind is of Visby.]\n\nWrite.",
+        f"Rules.\n\nAsk.\n\nQ[{QUESTION}]\n\nC[Dune Harbor is by Ada Lind.]\n\nR[nothing]\n\nM[none]\n\nWrite.",
+        f"Rules.\n\nAsk.\n\nQ[{QUESTION}]\n\nC[It rains.]\n\nR[nothing]\n\nM[{FILM}]\n\nWrite.",
+        f"Rules.\n\nAsk.\n\nQ[{QUESTION}]\n\nC[Ada Lind is of Visby.]\n\nR[{FILM}]\n\nM[{RAIN}]\n\nWrite.",
         f"End.\n\nQ[{QUESTION}]\n\nR[{RAIN}]\n\nM[{BORN}]\n\nAnswer.",
     ]
     turns = episode.turns
@@ -236,7 +236,7 @@ def test_memagent_recalls_nothing_and_reads_callback_marks_as_text(monkeypatch):
     memory = "<callback>fox</callback> fox"
     replies = {("fox", "a"): said("fox"), ("fox", "b"): said(memory), ("fox", None): "\\boxed{1}"}
     [[episode]], _, _ = play(monkeypatch, [reading("x", "fox", "a", "b")], replies, agent="memagent", candidates="all")
-    assert prompt(episode.turns[1]) == "Rules.\n\nQ[fox]\n\nM[fox]\n\nC[b]\n\nWrite."
+    assert prompt(episode.turns[1]) == "Rules.\n\nQ[fox]\n\nC[b]\n\nM[fox]\n\nWrite."
     assert prompt(episode.turns[2]) == f"End.\n\nQ[fox]\n\nM[{memory}]\n\nAnswer."
     assert [turn.recalled_step for turn in episode.turns] == [-1] * 3 and episode.turns[2].lookup_seconds == 0
 
