@@ -75,7 +75,8 @@ class AgentConfig:
     agent: str = "rememr1"
     """rememr1, memagent, rule_callback, full_context or retrieval."""
     prompt_order: str = "section_first"
-    """Where the chunk stands in the prompt: section_first, section_last (the paper's), document_first, question_last."""
+    """Where the chunk stands in the prompt: section_first, section_last (the paper's), document_first or
+    question_last."""
     candidates: str = "not_current"
     """Which memories a callback may find: not_current (all but the one now shown) or all."""
     document_format: str = "numbered"

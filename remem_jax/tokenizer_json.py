@@ -61,8 +61,12 @@ class JsonTokenizer:
     format: ChatFormat
     token_bytes: Callable[[int], bytes]
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         return hashlib.sha256(self.plain.to_str().encode()).hexdigest()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:

@@ -41,8 +41,12 @@ class PieceTokenizer:
     def vocab_size(self) -> int:
         return self.model.get_piece_size()
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         return hashlib.sha256(self.plain.serialized_model_proto()).hexdigest()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:

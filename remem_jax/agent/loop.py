@@ -169,7 +169,7 @@ class _Wave:
         self.loopless = config.agent in LOOPLESS
         self.counts = np.array([0 if self.loopless else len(reading.chunks) for reading in readings], np.int32)
         self.turns = int(self.counts.max(initial=0))
-        self.chunks, self.chunk_lengths = pad_chunks(readings)
+        self.chunks, self.chunk_lengths = pad_chunks(readings, bucket)
         self.tables = [[WordTable() for _ in range(rollouts)] for _ in readings]
         self.episodes = [[Episode(reading, g) for g in range(rollouts)] for reading in readings]
         self.digests = np.array([question_digest(reading.id) for reading in readings], np.uint32)
@@ -259,7 +259,8 @@ class _Wave:
         show_chunk = not final or self.loopless
         column = min(turn, self.chunks.shape[1] - 1)
         chunk_lengths = self.chunk_lengths[batch, column] if show_chunk else np.zeros(size, np.int32)
-        chunks = Ragged(self.chunks[batch, column, : bucket(int(chunk_lengths.max()))], chunk_lengths)
+        longest_chunk = bucket(int(chunk_lengths.max()))
+        chunks = Ragged(jnp.asarray(self.chunks[batch, column, :longest_chunk]), jnp.asarray(chunk_lengths))
         prefix, suffix = prompt_parts(blocks, config.agent, config.prompt_order, final)
         shown = {
             "question": np.array([[len(r.question_ids)] for r in readings]),

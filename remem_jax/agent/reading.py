@@ -4,7 +4,7 @@ Axes: `T` chunks of a document.
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -93,15 +93,15 @@ def cut_middle(ids: np.ndarray, limit: int) -> np.ndarray:
     return np.concatenate([ids[:head], ids[len(ids) - limit // 2 :]])
 
 
-def pad_chunks(readings: Sequence[Reading]) -> tuple[np.ndarray, np.ndarray]:
+def pad_chunks(readings: Sequence[Reading], size: Callable[[int], int]) -> tuple[np.ndarray, np.ndarray]:
     """Chunks of several questions as one array: ids `[N, T, C]` and lengths `[N, T]`, int32, 0 beyond each.
 
-    `T` and `C` are those of the longest, and at least 1.
+    `T` is that of the longest, and at least 1; `C` is `size` of the longest chunk.
     """
     lengths = np.zeros((len(readings), max([len(r.chunks) for r in readings] + [1])), np.int32)
     for row, reading in zip(lengths, readings, strict=True):
         row[: len(reading.chunks)] = [len(chunk) for chunk in reading.chunks]
-    ids = np.zeros((*lengths.shape, max(int(lengths.max()), 1)), np.int32)
+    ids = np.zeros((*lengths.shape, size(int(lengths.max()))), np.int32)
     for n, reading in enumerate(readings):
         for t, chunk in enumerate(reading.chunks):
             ids[n, t, : len(chunk)] = chunk

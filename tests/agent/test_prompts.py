@@ -33,6 +33,7 @@ class Bytes:
     eos_ids = (SPECIAL,)
     special_ids = frozenset({HEAD, TAIL, SPECIAL})
     bos_id = None
+    fingerprint = "bytes"
 
     def encode(self, text, *, special=False):
         if special and "<|end|>" in text:

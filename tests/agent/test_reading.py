@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from remem_jax.agent.prompts import encode_blocks, load_prompts, prompt_parts
-from remem_jax.agent.reading import check_budget, chunk_ids, cut_middle, encode_documents, fit_lengths, prepare
+from remem_jax.agent.reading import (
+    Reading,
+    check_budget,
+    chunk_ids,
+    cut_middle,
+    encode_documents,
+    fit_lengths,
+    pad_chunks,
+    prepare,
+)
 from remem_jax.config import AgentConfig
 from remem_jax.data.documents import Document
 from remem_jax.errors import RememError
@@ -255,3 +264,13 @@ def test_special_strings_in_question_and_documents_stay_text(agent):
     ids = {*reading.question_ids, *np.concatenate(reading.chunks).tolist()}
     assert ids and not ids & DummyTokenizer.special_ids
     assert text_of(reading) == f"Document 1:\n{hostile}\n{hostile}"
+
+
+def test_chunks_of_several_questions_are_padded_to_one_array_of_the_size_asked_for():
+    chunks = [(np.array([5, 6, 7]), np.array([8])), (), (np.array([9, 9]),)]
+    readings = [Reading(str(i), "", (), of_question, 0) for i, of_question in enumerate(chunks)]
+    ids, lengths = pad_chunks(readings, lambda longest: longest + 1)
+    assert ids.tolist() == [[[5, 6, 7, 0], [8, 0, 0, 0]], [[0] * 4, [0] * 4], [[9, 9, 0, 0], [0] * 4]]
+    assert lengths.tolist() == [[3, 1], [0, 0], [2, 0]]
+    ids, lengths = pad_chunks(readings[1:2], lambda longest: max(longest, 1))
+    assert (ids.tolist(), lengths.tolist()) == ([[[0]]], [[0]])
