@@ -3,6 +3,7 @@
 Markers: `needs_data` (real questions, `REMEM_DATA`), `parity` (torch and transformers as the independent side), `slow`.
 """
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -28,6 +29,16 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "parity: compares with torch and transformers")
     config.addinivalue_line("markers", "slow: takes minutes")
     config.addinivalue_line("markers", "needs_qwen: needs a Qwen2.5 GGUF file (REMEM_QWEN_GGUF)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_a_module_go_with_it():
+    """Every compiled program holds memory maps; without this the suite would meet the kernel's limit, and crash."""
+    yield
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
 
 
 def _missing():

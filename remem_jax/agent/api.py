@@ -15,7 +15,7 @@ from remem_jax.config import AgentConfig, override, read_agent_json
 from remem_jax.data.documents import Document, read_documents
 from remem_jax.errors import RememError
 from remem_jax.model import load_model
-from remem_jax.model.attention import BACKENDS
+from remem_jax.model.attention import BACKENDS, not_here
 from remem_jax.model.hub import resolve_model
 from remem_jax.model.load import Model
 
@@ -179,6 +179,8 @@ def load_agent(
         settings["tags"] = Tags(**settings["tags"])
     if attention is not None and attention not in BACKENDS:
         raise RememError(f"attention must be one of {', '.join(BACKENDS)}, found {attention}")
+    if weights and attention is not None and (reason := not_here(attention)):
+        raise RememError(f"attention: {reason}")
     if prompts is not None:
         settings["prompts"] = load_prompts(prompts).texts()
     root = resolve_model(path)

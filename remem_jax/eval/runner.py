@@ -19,6 +19,7 @@ from remem_jax.eval.plan import Plan, PlannedCell, make_plan
 from remem_jax.eval.report import AnsweredCell, write_report
 from remem_jax.eval.store import append_results, claim, differences, owned, stored_identity, stored_results
 from remem_jax.model import load_model
+from remem_jax.model.attention import not_here
 from remem_jax.observe.evaluating import EvalScreen
 from remem_jax.rl.stop import Stopped, StopRequest
 
@@ -43,6 +44,8 @@ def run_evaluation(config: EvalConfig, *, quiet: bool = False) -> Outcome:
         RememError: whatever cannot be used, before a question is asked; or a folder of other results.
     """
     out = Path(config.out)
+    if config.attention is not None and (reason := not_here(config.attention)):
+        raise RememError(f"attention: {reason}")
     with StopRequest() as stop, EvalScreen(quiet=quiet) as screen, owned(out):
 
         def tell(what: str, done: int, total: int) -> None:

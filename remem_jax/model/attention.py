@@ -45,6 +45,14 @@ def why_not(backend: str, *, tokens: int, dtype) -> str | None:
     return None
 
 
+def not_here(backend: str) -> str | None:
+    """Why the devices of this process cannot run `backend`; None when they can."""
+    wanted = {"splash": "tpu", "cudnn": "gpu"}.get(backend, jax.default_backend())
+    if wanted == jax.default_backend():
+        return None
+    return f"{backend} runs on a {wanted.upper()}, found {jax.default_backend()}; leave it out, or take blocked"
+
+
 def visible(start, valid_q, valid_k, index_q, index_k, prefix_slot: int) -> Bool[Array, "N Q T"]:
     """The mask of the module's rule for some queries and keys of a row, given by their indices `[Q]`, `[T]`."""
     q, k = index_q[None, :, None], index_k[None, None, :]

@@ -23,7 +23,7 @@ from remem_jax.data.pipeline import Batches, Example, make_example, question_tex
 from remem_jax.errors import RememError
 from remem_jax.mesh import make_mesh, parameter_shardings
 from remem_jax.model import load_model
-from remem_jax.model.attention import why_not
+from remem_jax.model.attention import not_here, why_not
 from remem_jax.model.config import parameter_tree, to_hf
 from remem_jax.model.hub import resolve_model
 from remem_jax.model.load import Model, unstack_layers
@@ -96,6 +96,8 @@ def prepare_run(config: TrainConfig, *, weights: bool = True) -> Run:
     model, agent, notes = look(config)
     dtype = config.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     if config.attention is not None and (reason := why_not(config.attention, tokens=128, dtype=jnp.dtype(dtype))):
+        raise RememError(f"attention: {reason}")
+    if weights and config.attention is not None and (reason := not_here(config.attention)):
         raise RememError(f"attention: {reason}")
     mesh = make_mesh(config.mesh)
     model = dataclasses.replace(model, dtype=jnp.dtype(dtype))

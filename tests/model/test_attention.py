@@ -18,7 +18,7 @@ import pytest
 
 from remem_jax.errors import RememError
 from remem_jax.model import attention
-from remem_jax.model.attention import decode_attention, packed_attention, visible, why_not
+from remem_jax.model.attention import decode_attention, not_here, packed_attention, visible, why_not
 from remem_jax.model.packing import pack_groups, ragged
 from remem_jax.rollout.buckets import compilations
 
@@ -181,6 +181,12 @@ def test_each_back_end_says_why_it_cannot_serve():
     assert "found rows of 65536 tokens" in why_not("splash_interpret", tokens=65536, dtype=bf16)
     assert "bfloat16 or float16, found float32" in why_not("cudnn", tokens=128, dtype=jnp.float32)
     assert "'flash' is unknown; choose one of blocked, dense" in why_not("flash", tokens=128, dtype=bf16)
+
+
+def test_a_back_end_of_another_device_is_told_with_what_is_there():
+    assert not_here("blocked") is None and not_here("splash_interpret") is None
+    assert not_here("splash") == "splash runs on a TPU, found cpu; leave it out, or take blocked"
+    assert not_here("cudnn") == "cudnn runs on a GPU, found cpu; leave it out, or take blocked"
 
 
 def test_a_back_end_that_cannot_serve_raises_its_reason_and_nothing_else_takes_over():
