@@ -33,8 +33,11 @@ def read_corpus(*paths: str | Path) -> list[Document]:
     """
     distinct: dict[str, Document] = {}
     for path in paths:
+        document = None
         for document in _paragraphs_of(path):
             distinct.setdefault(document.text, document)
+        if document is None:
+            raise RememError(f"{path}: expected distractors, a {{title, text}} a line, found an empty file")
     return list(distinct.values())
 
 

@@ -128,6 +128,12 @@ def test_corpora_are_read_plain_or_gzipped_and_equal_texts_count_once(tmp_path):
         read_corpus(zipped)
 
 
+def test_an_empty_corpus_file_is_an_error(tmp_path):
+    (tmp_path / "e.jsonl").write_text("\n")
+    with pytest.raises(RememError, match=r"e.jsonl: expected distractors, .* found an empty file"):
+        read_corpus(write_corpus(tmp_path / "c.jsonl.gz", CORPUS[:2]), tmp_path / "e.jsonl")
+
+
 def test_a_question_file_as_a_corpus_stands_for_the_paragraphs_of_its_questions(tmp_path):
     official = [
         {
