@@ -35,7 +35,7 @@ run)
   [[ $opt_memory_fraction =~ ^0?\.[0-9]+$ ]] || fail "expected --memory-fraction between 0 and 1, found '$opt_memory_fraction'"
   check_settings ${settings[@]+"${settings[@]}"}
   run_in "$opt_run" "$opt_bucket" "${settings[@]}"
-  run env "XLA_PYTHON_CLIENT_MEM_FRACTION=$opt_memory_fraction" "JAX_COMPILATION_CACHE_DIR=$cache" "${train[@]}"
+  run env "XLA_CLIENT_MEM_FRACTION=$opt_memory_fraction" "JAX_COMPILATION_CACHE_DIR=$cache" "${train[@]}"
   ;;
 *) fail "expected setup or run, found '$command'; --help explains them" ;;
 esac
