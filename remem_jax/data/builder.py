@@ -167,7 +167,8 @@ def _write_tables(
     write_table(Documents, part, options.split, ({"title": d.title, "text": d.text} for d in documents))
     if tokenizer is not None:
         progress("counting tokens", 0, len(documents))
-    lengths = measure(documents, options.documents[-1], tokenizer, workers)
+    most = len(pool) + max(len(record.paragraphs) for record in chosen.records)  # what is asked for may be any number
+    lengths = measure(documents, min(options.documents[-1], most), tokenizer, workers)
     summary = Summary()
     titles = [document.title.casefold() for document in pool]
     rows = _rows(chosen.records, own, titles, options, workers, lengths, summary, progress)

@@ -168,7 +168,7 @@ def _hotpotqa(value: dict[str, Any], place: str) -> Record:
     facts = _pairs(value, "supporting_facts", ("sent_id",), place)
     return Record(
         id=_identifier(value, ("_id", "id"), place),
-        question=clean_text(string_field(value, "question", place)),
+        question=_cleaned(value, "question", place),
         answers=(answer,),
         supporting_titles=tuple(dict.fromkeys(clean_text(title) for title, _ in facts)),
         paragraphs=tuple(paragraph for paragraph in paragraphs if paragraph.text),
@@ -202,7 +202,7 @@ def _musique(value: dict[str, Any], place: str) -> Record:
     identifier = _identifier(value, ("id",), place)
     return Record(
         id=identifier,
-        question=clean_text(string_field(value, "question", place)),
+        question=_cleaned(value, "question", place),
         answers=tuple(dict.fromkeys(answers)),
         supporting_titles=tuple(dict.fromkeys(evidence)),
         paragraphs=tuple(paragraph for paragraph in paragraphs.values() if paragraph.text),
@@ -288,7 +288,12 @@ def _answer(value: dict[str, Any], place: str) -> str:
             f"{place}: field 'answer' is missing or empty: a question without an answer (as in the test files) cannot "
             "be scored: take the train or dev file"
         )
-    return clean_text(string_field(value, "answer", place))
+    return _cleaned(value, "answer", place)
+
+
+def _cleaned(value: dict[str, Any], name: str, place: str) -> str:
+    """Text as our own data has it, of which something must be left."""
+    return check_string(clean_text(string_field(value, name, place)), f"{place}: field {name!r}")
 
 
 def _pairs(value: dict[str, Any], name: str, second: tuple[str, ...], place: str) -> list[tuple[str, Any]]:

@@ -279,6 +279,8 @@ def test_the_same_input_again_changes_nothing_and_other_input_is_refused(tmp_pat
 def test_a_corpus_too_small_is_an_error_with_both_numbers_and_leaves_nothing(tmp_path, workers):
     with pytest.raises(RememError, match="q1: 45 documents asked for, its paragraphs and the corpus give 44"):
         build_small(tmp_path, options={"documents": (4, 45)}, workers=workers)
+    with pytest.raises(RememError, match=f"q0: {10**15} documents asked for"):  # and no memory for so many either
+        build_small(tmp_path, options={"documents": (10**15,)}, workers=workers)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.jsonl", "questions.jsonl"]
 
 

@@ -215,6 +215,8 @@ def test_our_own_lines_are_read_as_they_are_also_gzipped(tmp_path):
             "field 'answer' is missing or empty.*test files.*train or dev",
         ),
         (WIKI, {"answer": ""}, "field 'answer' is missing or empty"),
+        (HOTPOT, {"answer": "\u200b"}, "field 'answer' must not be blank"),
+        (MUSIQUE, {"question": "&#8203;"}, "field 'question' must not be blank"),
         (HOTPOT, {"answer": 3}, "field 'answer' must be a string, found a number"),
         (HOTPOT, {"supporting_facts": GONE}, "field 'supporting_facts' must be a list, found none"),
         (HOTPOT, {"supporting_facts": [["A"]]}, r"field 'supporting_facts\[0\]' must be a title and sent_id"),
