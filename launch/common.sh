@@ -42,7 +42,7 @@ show_help() {
 }
 
 # What `parse` finds: --name VALUE and --name as opt_name, the other words as rest.
-opt_zone='' opt_type='' opt_runtime='' opt_project='' opt_bucket='' opt_run='' opt_worker=0 opt_commit=HEAD opt_every=60
+opt_zone='' opt_type='' opt_runtime='' opt_project='' opt_bucket='' opt_run='' opt_worker=0 opt_commit=HEAD opt_every=60 opt_prepare=''
 opt_cuda=12 opt_memory_fraction=0.9 opt_spot=no opt_reserved=no opt_keep=no
 rest=()
 
@@ -111,6 +111,11 @@ check_settings() {
   for setting in "$@"; do
     [[ $setting =~ ^[A-Za-z_][A-Za-z0-9_.]*= ]] || fail "expected a setting as key=value, found '$setting'"
   done
+}
+
+# Is the tool there that a script is about to use?
+need_tool() {
+  [ "$dry" = yes ] || command -v "$1" >/dev/null || fail "expected the command $1, found none; $2"
 }
 
 # run_dir goes last so that it wins, unless the settings name one themselves.

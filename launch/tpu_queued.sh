@@ -3,7 +3,7 @@
 # the run; a slice that was taken away is deleted and asked for again, and the run goes on under the same id.
 #
 #   launch/tpu_queued.sh run NAME --zone ZONE --type TYPE --bucket gs://BUCKET --run RUN [--spot | --reserved]
-#                        [--keep] [--every 60] CONFIG [key=value ...]
+#                        [--prepare LINE] [--keep] [--every 60] CONFIG [key=value ...]
 #   launch/tpu_queued.sh state  NAME --zone ZONE       the state of the request
 #   launch/tpu_queued.sh delete NAME --zone ZONE       the request and its slice; suspended and failed ones use up quota too
 #
@@ -12,6 +12,7 @@
 #   --project PROJECT  by default the project of `gcloud config`
 #   --bucket BUCKET    holds the compilation cache (BUCKET/cache) and the run directory (BUCKET/runs/RUN)
 #   --run RUN          the run's id
+#   --prepare LINE     a shell line for every worker of a new slice, in the clone there, such as copying data out of a bucket
 #   --spot             cheaper, can be taken away;  --reserved: from a reservation
 #   --keep             leave the slice when the run has ended; else it is deleted
 #   --every SECONDS    how often to look
@@ -31,6 +32,7 @@ note() {
 }
 
 queued() {
+  need_tool gcloud "install the Google Cloud CLI, or look at the commands with --dry-run"
   run gcloud compute tpus queued-resources "$@"
 }
 
@@ -60,12 +62,15 @@ request() {
   elif [[ $answer == *NOT_FOUND* || $answer == *"not found"* ]]; then
     echo absent
   else
+    note "$answer"
     echo unknown
   fi
 }
 
 begin() {
-  vm setup --commit "$commit" && vm run --bucket "$opt_bucket" --run "$opt_run" "$@"
+  local more=()
+  if [ -n "$opt_prepare" ]; then more+=("--prepare=$opt_prepare"); fi
+  vm setup --commit "$commit" ${more[@]+"${more[@]}"} && vm run --bucket "$opt_bucket" --run "$opt_run" "$@"
 }
 
 # One look at an active slice. Sets ended to the exit status once the run has ended by itself.
@@ -96,6 +101,7 @@ look() {
 
 supervise() {
   local state before='' refused=0
+  need_tool gcloud "install the Google Cloud CLI, or look at the commands with --dry-run"
   ended=
   while [ -z "$ended" ]; do
     state=$(request)
@@ -140,7 +146,7 @@ rehearse() {
   delete
 }
 
-parse 'zone type runtime project bucket run every' 'spot reserved keep' "$@"
+parse 'zone type runtime project bucket run every prepare' 'spot reserved keep' "$@"
 command=${rest[0]:-}
 name=${rest[1]:-}
 settings=(${rest[@]+"${rest[@]:2}"})

@@ -2,7 +2,7 @@
 # A Cloud TPU slice with SSH: make it, set it up, train on all its workers, follow the log, delete it.
 #
 #   launch/tpu_vm.sh create NAME --zone ZONE --type TYPE [--spot] [--runtime VERSION]
-#   launch/tpu_vm.sh setup  NAME --zone ZONE [--commit HEAD]      sends this clone's commit to all workers and installs it
+#   launch/tpu_vm.sh setup  NAME --zone ZONE [--commit HEAD] [--prepare LINE]   sends a commit to all workers, installs it
 #   launch/tpu_vm.sh run    NAME --zone ZONE --bucket gs://BUCKET --run RUN CONFIG [key=value ...]
 #   launch/tpu_vm.sh logs   NAME --zone ZONE --run RUN [--worker N]      follows; Ctrl-C ends the following only
 #   launch/tpu_vm.sh state  NAME --zone ZONE --run RUN                   absent, running, stopped or the exit status, of worker 0
@@ -11,6 +11,7 @@
 #
 #   --type TYPE        v5litepod-8, v6e-8, v5p-8, v4-8, ...; v4 and v5p count two cores a chip: v5p-128 has 64 chips
 #   --runtime VERSION  the image; by default the one that belongs to the type
+#   --prepare LINE     a shell line for every worker after that, in the clone there, such as copying data out of a bucket
 #   --project PROJECT  by default the project of `gcloud config`
 #   --bucket BUCKET    holds the compilation cache (BUCKET/cache) and the run directory (BUCKET/runs/RUN)
 #   --run RUN          the run's id; the same id goes on where the run stopped
@@ -25,6 +26,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
 
 tpu() {
+  need_tool gcloud "install the Google Cloud CLI, or look at the commands with --dry-run"
   run gcloud compute tpus tpu-vm "$@"
 }
 
@@ -36,13 +38,15 @@ on() {
 # Committed files only, so that a run can be told from its commit.
 set_up() {
   local archive
-  if [ -n "$(git status --porcelain)" ]; then
+  if [ -n "$(git --no-optional-locks status --porcelain)" ]; then
     echo "Files that are not committed stay here: what is sent is commit $(git rev-parse --short "$opt_commit")." >&2
   fi
   archive=${TMPDIR:-/tmp}/remem_jax-$name.tar.gz
   run git archive --format=tar.gz --output="$archive" "$opt_commit"
   tpu scp "$archive" "$name:remem_jax.tar.gz" "${place[@]}" --worker=all
   on all "mkdir -p remem_jax && tar -xzf remem_jax.tar.gz -C remem_jax && bash remem_jax/launch/worker.sh setup tpu"
+  # shellcheck disable=SC2016 # the worker's own variables
+  [ -z "$opt_prepare" ] || on all 'cd remem_jax && export PATH="$PWD/.venv/bin:$PATH" && '"$opt_prepare"
 }
 
 start() {
@@ -51,7 +55,7 @@ start() {
   on all "$(line bash remem_jax/launch/worker.sh start "$opt_run" env "JAX_COMPILATION_CACHE_DIR=$cache" "${train[@]}")"
 }
 
-parse 'zone type runtime project bucket run worker commit' spot "$@"
+parse 'zone type runtime project bucket run worker commit prepare' spot "$@"
 command=${rest[0]:-}
 name=${rest[1]:-}
 settings=(${rest[@]+"${rest[@]:2}"})

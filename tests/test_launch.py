@@ -63,11 +63,17 @@ def test_tpu_vm_creates_a_slice_with_the_image_of_its_type():
 
 
 def test_tpu_vm_sends_a_commit_to_all_workers_and_installs_it():
-    assert printed("tpu_vm.sh", "setup", "one", "--zone", "z1", "--commit", "abc") == [
+    prepare = "gcloud storage cp -r 'gs://b/my data' ."
+    assert printed("tpu_vm.sh", "setup", "one", "--zone", "z1", "--commit", "abc", "--prepare", prepare)[:3] == [
         "git archive --format=tar.gz --output=/scratch/remem_jax-one.tar.gz abc",
         "gcloud compute tpus tpu-vm scp /scratch/remem_jax-one.tar.gz one:remem_jax.tar.gz --zone=z1 --worker=all",
         "gcloud compute tpus tpu-vm ssh one --zone=z1 --worker=all '--command=mkdir -p remem_jax && "
         "tar -xzf remem_jax.tar.gz -C remem_jax && bash remem_jax/launch/worker.sh setup tpu'",
+    ]
+    last = printed("tpu_vm.sh", "setup", "one", "--zone", "z1", "--prepare", prepare)[3]
+    assert shlex.split(last) == [
+        *("gcloud", "compute", "tpus", "tpu-vm", "ssh", "one", "--zone=z1", "--worker=all"),
+        f'--command=cd remem_jax && export PATH="$PWD/.venv/bin:$PATH" && {prepare}',
     ]
 
 
@@ -329,6 +335,18 @@ def test_bad_and_missing_arguments_are_refused_in_one_line():
     ]
     for words, message in cases:
         assert refused(*words).startswith(message), words
+
+
+def test_a_missing_tool_is_named_with_what_to_do(tmp_path):
+    for name in ("bash", "dirname", "git"):
+        (tmp_path / name).symlink_to(f"/usr/bin/{name}")
+    for script, tool, words in (
+        ("tpu_vm.sh", "gcloud", ["delete", "one", "--zone=z1"]),
+        ("tpu_queued.sh", "gcloud", ["delete", "one", "--zone=z1"]),
+    ):
+        done = launch(script, *words, PATH=str(tmp_path))
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"remem: error: expected the command {tool}, found none")
 
 
 def test_shellcheck_finds_nothing():
