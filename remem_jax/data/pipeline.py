@@ -50,6 +50,8 @@ def open_records(path: str | Path, documents: int | None = None) -> Sequence[Rec
         if documents is None:
             raise RememError(f"{path}: expected how many documents a context should have, found none: set documents")
         return load_contexts(path, documents)
+    if not Path(path).exists():
+        raise RememError(f"{path}: no such file or folder: check the path")
     if documents is not None:
         raise RememError(
             f"documents: expected none with {path}, a file whose questions bring their own paragraphs, found "

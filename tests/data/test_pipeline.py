@@ -77,6 +77,8 @@ def test_a_file_of_records_opens_without_and_only_without_a_number_of_documents(
     assert [record.id for record in open_records(path)] == ["q"]
     with pytest.raises(RememError, match=r"^documents: expected none with .*, found 50: leave it out"):
         open_records(path, 50)
+    with pytest.raises(RememError, match=r"b: no such file or folder: check the path$"):
+        open_records(tmp_path / "b", 50)
     with pytest.raises(RememError, match="expected how many documents a context should have"):
         open_records(tmp_path)
 
