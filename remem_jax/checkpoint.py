@@ -4,6 +4,7 @@ How they lie on disk and are read is in `remem_jax.stored`, whose functions are 
 """
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from remem_jax.stored import (
     restore,
 )
 
-__all__ = ["Checkpoints", "check_space", "find_checkpoint", "read_info", "restore", "state_bytes"]
+__all__ = ["Checkpoints", "check_space", "check_writable", "find_checkpoint", "read_info", "restore", "state_bytes"]
 
 _DELETED = ".deleted-"
 _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED)
@@ -66,14 +67,15 @@ class Checkpoints:
 
     Every process of a run makes one and calls it at the same steps; on several hosts the folder must be shared. A save
     copies the state and goes on writing in the background. What a kill leaves behind is never taken for a checkpoint,
-    and is removed when the next run opens the folder.
+    and is removed when the next run opens the folder. Until it is closed no other run can open the folder.
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 2):
-        """Makes `directory`; raises RememError where nothing can be written."""
+        """Makes `directory`; raises RememError where nothing can be written or another run is at work."""
         if keep < 1:
             raise RememError(f"keep must be at least 1 checkpoint, found {keep}")
         self.directory = _writable(directory)
+        self._lock = _locked(self.directory) if jax.process_index() == 0 else None
         self._keep = keep
         self._pending: int | None = None
         self._known: set[int] = set()  # saved or restored here, so that saving one again means the same state
@@ -185,6 +187,9 @@ class Checkpoints:
         finally:
             self._writer.close()
             self._remove_unfinished()
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     def _failed(self, error: Exception) -> NoReturn:
         """Makes room again; raises what the user can mend in one line, else `error`."""
@@ -237,10 +242,21 @@ def check_space(directory: str | Path, bytes_each: int, *, keep: int = 2) -> str
     return f"little room on the disk: {text}"
 
 
-def _writable(directory: str | Path) -> Path:
-    """The directory, made and tried out."""
+def check_writable(directory: str | Path) -> None:
+    """Raises RememError where `directory` clearly could not be made or written; makes nothing."""
     if re.match(r"\w+://", str(directory)):
         raise RememError(f"checkpoints: expected a path of a mounted file system, found {directory}; mount the bucket")
+    path = absolute(directory)
+    while not path.exists():
+        path = path.parent
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES if path.is_dir() else errno.ENOTDIR)
+        raise RememError(f"checkpoints cannot be written to {directory}: {reason}; name another directory")
+
+
+def _writable(directory: str | Path) -> Path:
+    """The directory, made and tried out."""
+    check_writable(directory)
     path = absolute(directory)
     probe = path / f".writable-{os.getpid()}"
     try:
@@ -252,6 +268,19 @@ def _writable(directory: str | Path) -> Path:
             f"checkpoints cannot be written to {path}: {error.strerror or error}; name another directory"
         ) from None
     return path
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the folder for this process alone; the lock goes with the process, however that ends."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise RememError(f"another run is writing to {path}: wait for it, or name another directory") from None
+    except OSError:
+        pass  # a file system without locks: two runs at once are then the user's to avoid
+    return lock
 
 
 def _json(value: dict) -> bytes:

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -245,10 +246,10 @@ def train(
 
     outcome = run(settings, quiet=quiet)
     if outcome.stopped:
-        again = " ".join(["remem train", str(config), *(overrides or [])])
-        print(
-            f"stopped after step {outcome.step} of {settings.steps}, saved in {settings.run_dir}; go on with: {again}"
-        )
+        on = [] if settings.resume == "auto" else ["resume=auto"]  # never would refuse, a path could go back
+        again = shlex.join(["remem", "train", str(config), *(overrides or []), *on])
+        saved = f"saved in {settings.run_dir}" if outcome.step else "nothing to save yet"
+        print(f"stopped after step {outcome.step} of {settings.steps}, {saved}; go on with: {again}")
         return
     best = "" if outcome.best is None else f", best validation exact match {outcome.best:.3f}"
     where = "" if outcome.exported is None else f"; model: {outcome.exported}"

@@ -107,11 +107,19 @@ def test_the_newest_and_the_best_stay(tmp_path):
         ([12, 13], 13),
         ([13, 14], 13),
     ]
+    checkpoints.close()
     again = Checkpoints(tmp_path, keep=1)  # scores are read from the disk
     again.save(15, state_of(15), {}, files={}, score=0.2)
     again.close()
     assert (again.steps(), again.latest(), again.best()) == ([13, 15], 15, 13)
-    checkpoints.close()
+
+
+def test_two_runs_never_write_to_one_folder(tmp_path):
+    first = Checkpoints(tmp_path)
+    with pytest.raises(RememError, match=r"^another run is writing to .*: wait for it, or name another directory$"):
+        Checkpoints(tmp_path)
+    first.close()
+    Checkpoints(tmp_path).close()
 
 
 def test_a_save_that_runs_does_not_touch_the_earlier_checkpoints(tmp_path):
@@ -217,7 +225,7 @@ def test_a_path_that_cannot_be_written_is_known_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RememError, match=r"cannot be written to .*file/checkpoints: Not a directory; name another"):
         Checkpoints(tmp_path / "file" / "checkpoints")
-    with pytest.raises(RememError, match=r"cannot be written to .*file: File exists"):
+    with pytest.raises(RememError, match=r"cannot be written to .*file: Not a directory"):
         Checkpoints(tmp_path / "file")
     with pytest.raises(RememError, match="cannot be written to /proc/checkpoints"):
         Checkpoints("/proc/checkpoints")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from remem_jax.rl.trainer import Outcome
 from tests.relay_run import assert_same_run, write_start
 from tests.tiny_agent import remem
 
@@ -93,6 +94,30 @@ def test_a_dry_run_prints_settings_shapes_and_memory_and_does_nothing(folder):
     for part in ("master weights, moments and gradients", "frozen base or reference", "engine weights", "free:"):
         assert part in told
     assert not (folder / "dry").exists()
+
+
+@pytest.mark.parametrize(("step", "saved"), [(1, "saved in {run}"), (0, "nothing to save yet")])
+def test_a_stopped_run_says_how_to_go_on_in_words_that_a_shell_takes(folder, tmp_path, monkeypatch, step, saved):
+    monkeypatch.setattr("remem_jax.rl.trainer.train", lambda settings, quiet: Outcome(step, True, None, None))
+    run = tmp_path / "a run"
+    stopped = remem("train", folder / "train.yaml", f"run_dir={run}", "resume=never")
+    again = f"remem train {folder / 'train.yaml'} 'run_dir={run}' resume=never resume=auto"
+    assert stopped.out == f"stopped after step {step} of 2, {saved.format(run=run)}; go on with: {again}\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run_dir={folder}/start/config.json/run", "checkpoints cannot be written to"),
+        ("resume={folder}/start", "start: expected a run's directory or one of its checkpoints"),
+        ("resume=never", "run holds a run of 2 steps already"),
+        ("model={folder}/run/model", "run/model is where the run exports its own model to: give another run_dir, or"),
+        ("data.train={folder}", "data.documents: expected one of the sizes of"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_itself_would(folder, trained, override, message):
+    looked = remem("train", folder / "train.yaml", override.format(folder=folder), "--dry-run")
+    assert (looked.status, looked.out) == (2, "") and message in looked.err and looked.err.count("\n") == 1
 
 
 def write(path: Path, text: str) -> str:

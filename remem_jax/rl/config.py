@@ -5,6 +5,8 @@ defaults.
 """
 
 import dataclasses
+import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,20 @@ def _at_least(config, least: float, *names: str) -> None:
         expect(value is None or value >= least, name, f"a number of at least {least}", value)
 
 
+def _above_0(config, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        expect(value > 0, name, "a number above 0", value)
+
+
+def _expand(config, *names: str) -> None:
+    """Paths may begin with `~`, which a shell leaves alone behind `data.train=` and in a file."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None:
+            object.__setattr__(config, name, os.path.expanduser(value))
+
+
 @dataclass(frozen=True)
 class Data:
     """Questions (grpo): a file of records (METHOD 9) or a folder of `remem data build`; or demonstrations (sft)."""
@@ -49,6 +65,7 @@ class Data:
     def __post_init__(self):
         check_types(self)
         _at_least(self, 1, "documents", "workers", "like_lengths")
+        _expand(self, "train", "validation")
 
     @property
     def token_cache(self) -> TokenCache | None:
@@ -57,7 +74,9 @@ class Data:
 
     def questions(self, path: str) -> Sequence[Record]:
         """The questions of `train` or `validation`; `documents` is for folders alone."""
-        return open_records(path, self.documents if Path(path).is_dir() else None)
+        folder = Path(path).is_dir()
+        expect(not folder or self.documents is not None, "data.documents", f"one of the sizes of {path}", None)
+        return open_records(path, self.documents if folder else None)
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,10 @@ class Rollout:
         _at_least(self, 1, "questions", "group", "questions_in_flight")
         expect_one_of("old_logprobs", self.old_logprobs, ("sampler", "recomputed"))
         expect(
-            self.temperature > 0, "temperature", "a number above 0: a greedy rollout teaches nothing", self.temperature
+            0 < self.temperature < math.inf,
+            "temperature",
+            "a number above 0: a greedy rollout teaches nothing",
+            self.temperature,
         )
 
     @property
@@ -119,6 +141,7 @@ class Loss:
         check_types(self)
         expect_one_of("average", self.average, AVERAGES)
         _at_least(self, 0, "eps_low", "eps_high", "beta")
+        _above_0(self, "importance_cap")
         expect(self.dual_clip is None or self.dual_clip > 1, "dual_clip", "a number above 1, or none", self.dual_clip)
         expect(self.divisor is None or self.divisor > 0, "divisor", "a number above 0, or none", self.divisor)
 
@@ -151,7 +174,13 @@ class Optimiser:
     def __post_init__(self):
         check_types(self)
         expect_one_of("schedule", self.schedule, ("constant", "cosine"))
-        _at_least(self, 0, "learning_rate", "warmup", "final_learning_rate", "weight_decay")
+        for name in ("learning_rate", "final_learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            expect(0 <= value < math.inf, name, "a number of at least 0", value)
+        for name in ("b1", "b2"):
+            expect(0 <= getattr(self, name) < 1, name, "a number from 0 to below 1", getattr(self, name))
+        _above_0(self, "eps", "clip_norm")
+        _at_least(self, 0, "warmup")
         _at_least(self, 1, "mini_batch")
 
 
@@ -183,6 +212,7 @@ class Lora:
     def __post_init__(self):
         check_types(self)
         _at_least(self, 0, "rank")
+        _above_0(self, "alpha")
         for target in self.targets:
             expect_one_of("targets", target, TARGETS)
         expect(bool(self.targets), "targets", f"some of {', '.join(TARGETS)}", self.targets)
@@ -228,6 +258,7 @@ class Stop:
     def __post_init__(self):
         check_types(self)
         _at_least(self, 1, "window")
+        expect(self.loss is None or self.loss > 0, "loss", "a number above 0, or none", self.loss)
 
 
 @dataclass(frozen=True)
@@ -308,6 +339,10 @@ class TrainConfig:
         expect(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32, bfloat16 or none", self.dtype)
         _at_least(self, 1, "steps")
         expect(0 <= self.seed < 2**32, "seed", "a number from 0 to 4294967295", self.seed)
+        if self.stop.loss is not None:
+            most = f"at most steps = {self.steps}: the loss could never be judged"
+            expect(self.stop.window <= self.steps, "stop.window", most, self.stop.window)
+        _expand(self, "run_dir", "resume")
         if self.algorithm == "grpo":
             self._check_grpo()
 

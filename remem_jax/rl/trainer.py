@@ -39,6 +39,7 @@ from remem_jax.rl.setup import (
 from remem_jax.rl.sft import sft_step
 from remem_jax.rl.step import TrainState
 from remem_jax.rl.stop import Stopped, StopRequest
+from remem_jax.stored import FOLDER, absolute, complete_steps
 
 STEPS = {"grpo": grpo_step, "sft": sft_step}
 VALIDATION_FILE, CONFIG_FILE, EXPORT = "validation.jsonl", "config.yaml", "model"
@@ -80,9 +81,10 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
     """
     with StopRequest() as stop:
         directory = Path(config.run_dir)
-        checkpoints = Checkpoints(directory / "checkpoints", keep=config.checkpoint.keep)
+        check_export(config)
+        checkpoints = Checkpoints(directory / FOLDER, keep=config.checkpoint.keep)
         with contextlib.closing(checkpoints):
-            source = _resume_from(config, checkpoints)
+            source = resume_from(config)
             run = prepare_run(config)
             run.in_flight = questions_in_flight(run) if config.algorithm == "grpo" else 1
             like = abstract_state(run)
@@ -93,13 +95,23 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
             return _loop(run, state, position, checkpoints, stop, notes, quiet)
 
 
-def _resume_from(config: TrainConfig, checkpoints: Checkpoints) -> Path | None:
+def check_export(config: TrainConfig) -> None:
+    """Raises RememError where the export at the end would replace the model that the run starts from."""
+    export, model = absolute(Path(config.run_dir) / EXPORT), absolute(Path(config.model).expanduser())
+    if config.export != "none" and model.resolve().is_relative_to(export.resolve()):
+        raise RememError(
+            f"model: {config.model} is where the run exports its own model to: give another run_dir, or export=none"
+        )
+
+
+def resume_from(config: TrainConfig) -> Path | None:
     """The checkpoint that the run goes on from, None for a fresh start.
 
     A path to another run's checkpoint is where the run begins; once it has checkpoints it goes on from its own, so that
     the same command goes on after every stop. A path to one of its own goes back to that.
     """
-    latest = checkpoints.latest()
+    folder = absolute(config.run_dir) / FOLDER
+    latest = max(complete_steps(folder), default=None) if folder.is_dir() else None
     if config.resume == "never" and latest is not None:
         raise RememError(
             f"resume: {config.run_dir} holds a run of {latest} steps already: give a new run_dir, remove the old one, "
@@ -107,9 +119,9 @@ def _resume_from(config: TrainConfig, checkpoints: Checkpoints) -> Path | None:
         )
     if config.resume not in ("auto", "never"):
         named = find_checkpoint(config.resume)
-        if latest is None or named.parent == checkpoints.directory:
+        if latest is None or named.parent == folder:
             return named
-    return None if latest is None else checkpoints.directory / str(latest)
+    return None if latest is None else folder / str(latest)
 
 
 def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes: list[str]):

@@ -51,6 +51,10 @@ def test_the_defaults_are_those_of_the_paper():
         ({"optimizer": {"mini_batch": 3}}, "mini_batch: expected a divisor of rollout.questions = 128, found 3"),
         ({"optimizer": {"schedule": "linear"}}, "optimizer.schedule: expected one of constant, cosine"),
         ({"optimizer": {"learning_rate": -1.0}}, "learning_rate: expected a number of at least 0, found -1.0"),
+        ({"optimizer": {"learning_rate": float("inf")}}, "learning_rate: expected a number of at least 0, found inf"),
+        ({"optimizer": {"b2": 1.0}}, "optimizer.b2: expected a number from 0 to below 1, found 1.0"),
+        ({"optimizer": {"clip_norm": 0.0}}, "optimizer.clip_norm: expected a number above 0, found 0.0"),
+        ({"loss": {"importance_cap": 0}}, "loss.importance_cap: expected a number above 0, found 0"),
         ({"loss": {"average": "mean"}}, "loss.average: expected one of state_mean, token_mean, constant, found 'mean'"),
         ({"loss": {"dual_clip": 1.0}}, "loss.dual_clip: expected a number above 1, or none, found 1.0"),
         ({"loss": {"divisor": 0}}, "loss.divisor: expected a number above 0, or none, found 0"),
@@ -59,16 +63,26 @@ def test_the_defaults_are_those_of_the_paper():
         ({"memory": {"token_budget": 0}}, "memory.token_budget: expected a number of at least 1, found 0"),
         ({"lora": {"rank": -1}}, "lora.rank: expected a number of at least 0, found -1"),
         ({"lora": {"targets": ["k", "kv"]}}, "lora.targets: expected one of q, k, v, o, gate, up, down, found 'kv'"),
+        ({"lora": {"alpha": 0}}, "lora.alpha: expected a number above 0, found 0"),
         ({"validation": {"every": 0}}, "validation.every: expected a number of at least 1, found 0"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep: expected a number of at least 1, found 0"),
         ({"log": {"trajectories_every": -1}}, "log.trajectories_every: expected a number of at least 0, found -1"),
         ({"stop": {"window": 0}}, "stop.window: expected a number of at least 1, found 0"),
+        ({"stop": {"loss": -1}}, "stop.loss: expected a number above 0, or none, found -1"),
+        ({"stop": {"loss": 0.5}, "steps": 20}, "stop.window: expected at most steps = 20: the loss could never be"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_in_one_line_with_its_name(changes, message):
     with pytest.raises(RememError) as error:
         made(**changes)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_paths_may_begin_at_the_home_directory(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/eva")
+    config = made(run_dir="~/run", resume="~/old", data={"train": "~/t.jsonl", "validation": "~/v.jsonl"})
+    assert (config.run_dir, config.resume) == ("/home/eva/run", "/home/eva/old")
+    assert (config.data.train, config.data.validation) == ("/home/eva/t.jsonl", "/home/eva/v.jsonl")
 
 
 def test_what_only_rollouts_need_is_not_asked_of_a_warm_start():
