@@ -108,6 +108,7 @@ class Rollout:
             "a number above 0: a greedy rollout teaches nothing",
             self.temperature,
         )
+        _ = self.sampling  # which checks its own values
 
     @property
     def sampling(self) -> Sampling:

@@ -45,6 +45,8 @@ def test_the_defaults_are_those_of_the_paper():
         ({"rollout": {"group": 0}}, "rollout.group: expected a number of at least 1, found 0"),
         ({"rollout": {"questions_in_flight": 0}}, "rollout.questions_in_flight: expected a number of at least 1"),
         ({"rollout": {"temperature": 0}}, "rollout.temperature: expected a number above 0: a greedy rollout teaches"),
+        ({"rollout": {"temperature": 1e-9}}, "rollout.temperature: expected 0 (greedy) or a finite number of at least"),
+        ({"rollout": {"top_p": 0}}, "rollout.top_p: expected a number above 0 and at most 1, found 0"),
         ({"rollout": {"old_logprobs": "none"}}, "rollout.old_logprobs: expected one of sampler, recomputed"),
         ({"rollout": {"top_p": 0.9}}, "rollout: expected top_p 1 and top_k 0 in training, found top_p 0.9"),
         ({"rollout": {"top_k": 40}}, "set loss.importance_sampling=true, which corrects for them"),
