@@ -46,7 +46,7 @@ format: .venv/.dev ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev ## speed, memory and the compiler's view, against peers where they can be had; about an hour, writes runs/bench
+bench: .venv/.dev ## speed, memory and the compiler's view, against peers where they can be had; writes runs/bench
 	$(BIN)/python benchmarks/generate.py --out runs/bench/generate.json $(ARGS)
 	$(BIN)/python benchmarks/reading.py --out runs/bench/reading.json
 	$(BIN)/python benchmarks/data.py --out runs/bench/data.json

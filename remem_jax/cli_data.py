@@ -81,6 +81,7 @@ def build(
     from remem_jax.observe.building import BuildScreen
 
     options = SetOptions(_sizes(documents), split, order, min_gap, questions, level, seed, kind, on_error)
+    out = out.expanduser()
     with BuildScreen(quiet=quiet) as screen:
         built = build_set(
             sources, corpus, out, options, exclude=exclude or [], tokenizer=_model(tokenizer), workers=workers,

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import re
 import textwrap
 import types
@@ -21,6 +22,14 @@ from typing import Any, TypeVar
 from remem_jax.errors import RememError
 
 T = TypeVar("T")
+
+
+def expand_paths(config: Any, *names: str) -> None:
+    """Paths may begin with `~`, which a shell leaves alone behind `run_dir=` and in a file; of a frozen dataclass."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None:
+            object.__setattr__(config, name, os.path.expanduser(value))
 
 
 def expect(holds: bool, name: str, expected: str, found: Any) -> None:

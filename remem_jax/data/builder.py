@@ -67,6 +67,8 @@ class SetOptions:
             raise RememError(f"split must be a name of letters, digits and _, and not all, found {self.split!r}")
         if self.questions is not None and self.questions < 1:
             raise RememError(f"questions must be at least 1, found {self.questions}")
+        if not 0 <= self.seed < 2**32:
+            raise RememError(f"seed must be from 0 to 4294967295, found {self.seed}")
         check_order(self.order, self.min_gap)
 
 

@@ -182,7 +182,9 @@ def _musique(value: dict[str, Any], place: str) -> Record:
         raise RememError(f"{place}: field 'answerable' is false: without an answer it cannot be scored, only skipped")
     aliases = list_field(value, "answer_aliases", place) if value.get("answer_aliases") is not None else []
     answers = [_answer(value, place)]
-    answers += [clean_text(check_string(a, f"{place}: field 'answer_aliases[{i}]'")) for i, a in enumerate(aliases)]
+    for i, alias in enumerate(aliases):
+        what = f"{place}: field 'answer_aliases[{i}]'"
+        answers.append(check_string(clean_text(check_string(alias, what)), what))
     paragraphs: dict[int, Document] = {}
     supporting = []
     for i, item in enumerate(list_field(value, "paragraphs", place)):

@@ -14,7 +14,7 @@ from remem_jax.agent.protocol import Tags
 from remem_jax.config import AGENTS, Sampling
 from remem_jax.errors import RememError
 from remem_jax.model.attention import BACKENDS
-from remem_jax.settings import check_types, expect, expect_one_of, from_mapping
+from remem_jax.settings import check_types, expand_paths, expect, expect_one_of, from_mapping
 
 METRICS = ("exact_match", "f1", "sub_exact_match", "sub_exact_match_published")
 PLACE = "{documents}"  # in a path: the number of documents
@@ -32,6 +32,7 @@ class Dataset:
 
     def __post_init__(self):
         check_types(self)
+        expand_paths(self, "path")
         expect(all(n >= 1 for n in self.documents), "documents", "numbers of at least 1", self.documents)
         expect(len(set(self.documents)) == len(self.documents), "documents", "every number once", self.documents)
         if PLACE in self.path:
@@ -90,6 +91,7 @@ class EvalConfig:
 
     def __post_init__(self):
         check_types(self)
+        expand_paths(self, "out", "cache")
         for section in ("models", "agents", "datasets"):
             names = getattr(self, section)
             expect(bool(names), section, "at least one", "none")

@@ -6,7 +6,6 @@ defaults.
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from remem_jax.data.token_cache import TokenCache
 from remem_jax.errors import RememError
 from remem_jax.rl.lora import TARGETS
 from remem_jax.rl.scoring import Reward
-from remem_jax.settings import check_types, expect, expect_one_of, from_mapping
+from remem_jax.settings import check_types, expand_paths, expect, expect_one_of, from_mapping
 
 ALGORITHMS = ("grpo", "sft")
 AVERAGES = ("state_mean", "token_mean", "constant")
@@ -35,14 +34,6 @@ def _above_0(config, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         expect(value > 0, name, "a number above 0", value)
-
-
-def _expand(config, *names: str) -> None:
-    """Paths may begin with `~`, which a shell leaves alone behind `data.train=` and in a file."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None:
-            object.__setattr__(config, name, os.path.expanduser(value))
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class Data:
     def __post_init__(self):
         check_types(self)
         _at_least(self, 1, "documents", "workers", "like_lengths")
-        _expand(self, "train", "validation")
+        expand_paths(self, "train", "validation")
 
     @property
     def token_cache(self) -> TokenCache | None:
@@ -343,7 +334,7 @@ class TrainConfig:
         if self.stop.loss is not None:
             most = f"at most steps = {self.steps}: the loss could never be judged"
             expect(self.stop.window <= self.steps, "stop.window", most, self.stop.window)
-        _expand(self, "run_dir", "resume")
+        expand_paths(self, "run_dir", "resume")
         if self.algorithm == "grpo":
             self._check_grpo()
 

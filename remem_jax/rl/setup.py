@@ -146,6 +146,13 @@ def _data(config: TrainConfig, model: Model, agent: AgentConfig) -> tuple[Batche
     def example(record) -> Example:
         return make_example(record, model.tokenizer, agent, blocks, context, cache)  # pyright: ignore[reportArgumentType]
 
+    if config.data.documents is not None and not any(
+        path is not None and Path(path).is_dir() for path in (config.data.train, config.data.validation)
+    ):
+        raise RememError(
+            f"data.documents: expected none with files of questions, found {config.data.documents}: it is for folders "
+            "of remem data build"
+        )
     validation: list[Example] = []
     if config.data.validation is not None:
         records = config.data.questions(config.data.validation)[: config.validation.questions]

@@ -291,6 +291,7 @@ def test_faults_of_the_options_are_named(tmp_path):
         ({"split": "a b"}, "split must be a name of letters, digits and _"),
         ({"split": "all"}, "and not all, found 'all'"),
         ({"questions": 0}, "questions must be at least 1"),
+        ({"seed": -1}, "seed must be from 0 to 4294967295, found -1"),
         ({"order": "sorted"}, "order must be one of random, reverse"),
         ({"min_gap": 1.0}, "min_gap must be a share"),
     ]:

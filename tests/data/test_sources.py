@@ -238,6 +238,7 @@ def test_our_own_lines_are_read_as_they_are_also_gzipped(tmp_path):
             r"field 'question_decomposition\[0\].paragraph_support_idx' must be the idx of a paragraph, found 9",
         ),
         (MUSIQUE, {"answer_aliases": [""]}, r"field 'answer_aliases\[0\]' must not be blank"),
+        (MUSIQUE, {"answer_aliases": ["x", "\u200b"]}, r"field 'answer_aliases\[1\]' must not be blank"),
         (MUSIQUE, {"answer": GONE, "answerable": GONE}, "field 'answer' is missing or empty"),
         (MEMAGENT, {"context": [5, 3]}, "field 'context' must be a text, found a list: .* `remem data build`"),
         (MEMAGENT, {"context": ""}, "field 'context' must not be blank"),

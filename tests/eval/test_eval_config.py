@@ -87,3 +87,19 @@ def test_a_config_of_the_tree_is_sound_and_opens_with_hardware_time_score_and_co
     assert "Hardware: " in text and "Time: " in text and "Score: " in text
     assert f"#   remem eval configs/{path.name}" in text
     assert yaml.safe_load(path.read_text(encoding="utf-8"))["out"] == config.out
+
+
+def test_paths_may_begin_at_the_home_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = from_mapping(
+        EvalConfig,
+        {
+            "out": "~/o",
+            "cache": "~/c",
+            "models": {"m": "m"},
+            "agents": {"memagent": {}},
+            "datasets": {"d": {"path": "~/s", "documents": [4]}},
+        },
+    )
+    assert (config.out, config.cache) == (f"{tmp_path}/o", f"{tmp_path}/c")
+    assert config.datasets["d"].path == f"{tmp_path}/s"

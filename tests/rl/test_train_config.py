@@ -80,11 +80,12 @@ def test_a_wrong_setting_is_refused_in_one_line_with_its_name(changes, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_paths_may_begin_at_the_home_directory(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/eva")
+def test_paths_may_begin_at_the_home_directory(monkeypatch, tmp_path):
+    home = str(tmp_path)
+    monkeypatch.setenv("HOME", home)
     config = made(run_dir="~/run", resume="~/old", data={"train": "~/t.jsonl", "validation": "~/v.jsonl"})
-    assert (config.run_dir, config.resume) == ("/home/eva/run", "/home/eva/old")
-    assert (config.data.train, config.data.validation) == ("/home/eva/t.jsonl", "/home/eva/v.jsonl")
+    assert (config.run_dir, config.resume) == (f"{home}/run", f"{home}/old")
+    assert (config.data.train, config.data.validation) == (f"{home}/t.jsonl", f"{home}/v.jsonl")
 
 
 def test_what_only_rollouts_need_is_not_asked_of_a_warm_start():

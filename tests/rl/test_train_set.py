@@ -49,3 +49,5 @@ def test_a_set_needs_a_size_that_it_has(folder):
         prepare_run(run(folder))
     with pytest.raises(RememError, match=r"no contexts of 13 documents: it has 12, 16"):
         prepare_run(run(folder, documents=13))
+    with pytest.raises(RememError, match=r"^data.documents: expected none with files of questions, found 12"):
+        prepare_run(run(folder, train=str(folder / "train.jsonl"), documents=12))
