@@ -4,7 +4,6 @@ How they lie on disk and are read is in `remem_jax.stored`, whose functions are 
 """
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from remem_jax.errors import RememError
+from remem_jax.locks import lock_folder
 from remem_jax.stored import (
     FILES,
     INFO_FILE,
@@ -75,7 +75,8 @@ class Checkpoints:
         if keep < 1:
             raise RememError(f"keep must be at least 1 checkpoint, found {keep}")
         self.directory = _writable(directory)
-        self._lock = _locked(self.directory) if jax.process_index() == 0 else None
+        busy = f"another run is writing to {self.directory}: wait for it, or name another directory"
+        self._lock = lock_folder(self.directory, busy) if jax.process_index() == 0 else None
         self._keep = keep
         self._pending: int | None = None
         self._known: set[int] = set()  # saved or restored here, so that saving one again means the same state
@@ -268,19 +269,6 @@ def _writable(directory: str | Path) -> Path:
             f"checkpoints cannot be written to {path}: {error.strerror or error}; name another directory"
         ) from None
     return path
-
-
-def _locked(path: Path) -> int:
-    """A descriptor of the folder for this process alone; the lock goes with the process, however that ends."""
-    lock = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise RememError(f"another run is writing to {path}: wait for it, or name another directory") from None
-    except OSError:
-        pass  # a file system without locks: two runs at once are then the user's to avoid
-    return lock
 
 
 def _json(value: dict) -> bytes:

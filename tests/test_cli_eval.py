@@ -29,7 +29,7 @@ def test_a_run_ends_with_its_tables_and_where_they_lie(folder):
     assert "note: rememr1: other settings than the model's remem.json: temperature 0.0 (not 1.0)" in ran.err
     assert "8 questions; 20 turns to take" in ran.err  # rememr1: 2 x 3 and 2 x 5; retrieval: 4
     names = {path.name for path in (folder / "told").iterdir()}
-    assert names == {".lock", "accuracy.png", "evaluation.json", "results", "results.json", "results.md"}
+    assert names == {"accuracy.png", "evaluation.json", "results", "results.json", "results.md"}
     quiet = remem("eval", folder / "eval.yaml", f"out={folder / 'told'}", "--quiet")
     assert (quiet.status, quiet.err, quiet.out) == (0, "", ran.out)
 

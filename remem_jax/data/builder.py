@@ -6,7 +6,6 @@ Axes: `n` documents of a question's largest context.
 """
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -29,6 +28,7 @@ from remem_jax.data.long_context import check_order, place, read_corpus
 from remem_jax.data.records import Record
 from remem_jax.data.selection import Selected, select
 from remem_jax.errors import RememError
+from remem_jax.locks import lock_folder
 from remem_jax.tokenizer import Tokenizer, load_tokenizer
 
 BLOCK = 64  # questions a worker may be ahead of the writer
@@ -303,14 +303,8 @@ def _appearing(out: Path) -> Iterator[Path]:
     """A hidden folder beside `out` that becomes `out` at the end. What a killed build left there is removed."""
     part = out.with_name(f".{out.name}.part")
     part.mkdir(parents=True, exist_ok=True)
-    lock = os.open(part, os.O_RDONLY)
+    lock = lock_folder(part, f"{out}: another build is writing it: wait for that one, or name another folder")
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however that ends
-        except BlockingIOError:
-            raise RememError(f"{out}: another build is writing it: wait for that one, or name another folder") from None
-        except OSError:
-            pass  # a file system without locks: two builds at once are then the user's to avoid
         try:
             for left in part.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()

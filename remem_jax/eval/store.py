@@ -7,7 +7,7 @@ results.md, results.json, accuracy.png            written when all is answered
 """
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +16,10 @@ from typing import Any
 
 from remem_jax.errors import RememError
 from remem_jax.eval.harness import Result, read_results
+from remem_jax.locks import lock_folder
 from remem_jax.observe.metrics import append_line, open_lines
 
-IDENTITY_FILE, LOCK_FILE = "evaluation.json", ".lock"
+IDENTITY_FILE = "evaluation.json"
 BY_NAME = ("models", "agents", "data")
 """Parts of an identity that may gain and lose entries: what is in both must be the same."""
 
@@ -32,14 +33,11 @@ def owned(out: Path) -> Iterator[None]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = os.open(out / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        if not os.access(out, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        lock = lock_folder(out, f"out: another remem eval works in {out}: wait for it, or give another folder")
     except OSError as error:
         raise RememError(f"out: {out} cannot be written ({error.strerror}): give another folder") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise RememError(f"out: another remem eval works in {out}: wait for it, or give another folder") from None
     try:
         yield
     finally:
