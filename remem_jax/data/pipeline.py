@@ -50,7 +50,7 @@ def open_records(path: str | Path, documents: int | None = None) -> Sequence[Rec
         if documents is None:
             raise RememError(f"{path}: expected how many documents a context should have, found none: set documents")
         return load_contexts(path, documents)
-    if not Path(path).exists():
+    if documents is not None and not Path(path).exists():
         raise RememError(f"{path}: no such file or folder: check the path")
     if documents is not None:
         raise RememError(

@@ -331,9 +331,6 @@ class TrainConfig:
         expect(self.dtype in (None, "float32", "bfloat16"), "dtype", "float32, bfloat16 or none", self.dtype)
         _at_least(self, 1, "steps")
         expect(0 <= self.seed < 2**32, "seed", "a number from 0 to 4294967295", self.seed)
-        if self.stop.loss is not None:
-            most = f"at most steps = {self.steps}: the loss could never be judged"
-            expect(self.stop.window <= self.steps, "stop.window", most, self.stop.window)
         expand_paths(self, "run_dir", "resume")
         if self.algorithm == "grpo":
             self._check_grpo()
