@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from remem_jax.agent.loop import Episode
 from remem_jax.agent.words import words
 from remem_jax.rl.advantages import decoupled_advantages, multi_level_advantages
+from remem_jax.rl.own_reward import load_reward, own_outcome
 from remem_jax.rl.rewards import (
     answer_hits,
     answer_mask,
@@ -46,6 +47,8 @@ class Reward:
     """Weight of the format: a reply that keeps to the marks."""
     alpha: float = 0.8
     """Share of the outcome in the advantage; 1 is MemAgent's objective."""
+    function: str | None = None
+    """`my_module:my_reward`, which takes the outcome's place: see docs/own-reward.md."""
     normalise: str = "none"
     """none (the paper), std (each level by its group's deviation) or separate (each part by its own)."""
 
@@ -53,6 +56,8 @@ class Reward:
         check_types(self)
         expect(0 <= self.alpha <= 1, "alpha", "a number from 0 to 1", self.alpha)
         expect_one_of("normalise", self.normalise, ("none", "std", "separate"))
+        if self.function is not None:
+            load_reward(self.function)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,10 @@ def score(
                     memory_hits[i, at + 1, j] = hits(turn.memory)
                     if writes_queries:
                         recalled_hits[i, at, j] = hits(after.recalled)
-    outcome = outcome_reward([[episode.answer for episode in group] for group in episodes], answers)
+    if reward.function is None:
+        outcome = outcome_reward([[episode.answer for episode in group] for group in episodes], answers)
+    else:
+        outcome = own_outcome(reward.function, episodes, answers)
     held_words = (recalled_hits, memory_hits, chunk_hits, known)
     values = jax.device_get(_formulas(*held_words, outcome, valid, mask, reward=reward))
     return Scores(outcome=outcome, mask=mask, **values)
