@@ -16,7 +16,8 @@ ON_EIGHT_DEVICES = """
 from functools import partial
 import jax, numpy as np
 from remem_jax.errors import RememError
-from remem_jax.mesh import make_mesh, parameter_shardings
+from remem_jax.mesh import check_mesh, make_mesh, parameter_shardings, placement_of
+from remem_jax.model.config import Spec
 from remem_jax.model import load_model, save_model, token_logprobs
 from remem_jax.testing import tiny_config, tiny_model
 import sys
@@ -38,11 +39,38 @@ try:
     make_mesh((3, -1, 1))
 except RememError as error:
     print(error)
+wide = make_mesh((1, 1, 8))
 try:
-    parameter_shardings(make_mesh((1, 1, 8)), {"k": __import__("remem_jax.model.config").model.config.Spec(
-        (4, 8), ("kv", "embed"), "k_proj", "normal")})
+    parameter_shardings(wide, {"q": Spec((4, 8), ("heads", "embed"), "q_proj", "normal")})
 except RememError as error:
     print(error)
+
+# Qwen2.5-3B, 16 and 2 heads of 128: on tensor 8 queries are split and keys replicated, no head is cut.
+shapes = {"q": ((2048, 2048), "heads"), "k": ((256, 2048), "kv")}
+specs = {name: Spec(shape, (axis, "embed"), name, "normal") for name, (shape, axis) in shapes.items()}
+places = parameter_shardings(wide, specs, head_dim=128)
+assert places["q"].shard_shape((2048, 2048)) == (256, 2048) and places["k"].is_fully_replicated
+places = parameter_shardings(mesh, specs, head_dim=128)
+assert places["k"].shard_shape((256, 2048)) == (128, 512)
+places = parameter_shardings(mesh, specs, head_dim=128, decoding=True)
+assert places["k"].shard_shape((256, 2048)) == (128, 2048)
+
+qwen_7b = tiny_config("qwen2", hidden_size=3584, num_heads=28, num_kv_heads=4, head_dim=128, intermediate_size=18944,
+                      vocab_size=152064)
+check_mesh(make_mesh((1, 2, 4)), qwen_7b, questions=128)
+for shape, config, questions in ((wide, qwen_7b, None), (make_mesh((2, 4, 1)), tiny_config(hidden_size=30), 12)):
+    try:
+        check_mesh(shape, config, questions=questions)
+    except RememError as error:
+        print(error)
+
+# A row of every shard comes back where it was.
+placement = placement_of(sharded.params)
+rows = np.arange(16).reshape(8, 2)
+put = placement.put({"rows": rows})["rows"]
+assert (placement.shards, placement.own_shards) == (4, [0, 1, 2, 3])
+assert put.addressable_shards[0].data.shape == (2, 2) and (placement.take(put) == rows).all()
+assert placement_of(model.params).mesh is None and placement_of(model.params).put(rows) is rows
 """
 
 
@@ -58,7 +86,9 @@ def test_parameters_load_straight_to_a_mesh_and_compute_the_same(tmp_path):
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [
         "mesh: data 3 x fsdp -1 x tensor 1 does not fit 8 devices; the product must be 8",
-        "mesh: k_proj has 4 on its axis kv, which tensor = 8 does not divide; the nearest that does is 4",
+        "mesh: q_proj has 4 on its axis heads, which tensor = 8 does not divide; the nearest that does is 4",
+        "mesh: tensor 8 does not divide 28 query heads: take 4",
+        "mesh: fsdp 4 does not divide 30 hidden: take 3; data x fsdp 8 does not divide 12 questions: take 16 questions",
     ]
 
 

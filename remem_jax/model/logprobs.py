@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from remem_jax.mesh import batch_shards, constrain, mesh_of
 from remem_jax.model.packing import plain_rows
 from remem_jax.model.transformer import Params, forward, head_logits
 
@@ -65,18 +66,27 @@ def _at(values: Float[Array, "M V"], chosen: Int[Array, "M"]) -> Float[Array, "M
 
 def _over_chunks(score: Callable, params: Params, hidden, targets, temperature: float, chunk: int):
     """`score(scaled logits [chunk, V], targets [chunk])` of every chunk, each of its results as `[M]`."""
-    m = hidden.shape[0]
+    shards = batch_shards(mesh_of(params), hidden.shape[0])
+    m = hidden.shape[0] // shards  # every shard of a mesh goes through chunks of its own
     chunk = min(chunk, m)
     pad = -m % chunk
-    hidden = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, chunk, hidden.shape[1])
-    targets = jnp.pad(targets, (0, pad)).reshape(-1, chunk)
+
+    def chunks(x):  # [M, ...] -> [chunks, shards * chunk, ...]
+        x = x.reshape(shards, m, *x.shape[1:])
+        x = jnp.pad(x, ((0, 0), (0, pad), *[(0, 0)] * (x.ndim - 2)))
+        x = jnp.moveaxis(x.reshape(shards, -1, chunk, *x.shape[2:]), 1, 0)
+        return x.reshape(x.shape[0], shards * chunk, *x.shape[3:])
 
     @jax.checkpoint
     def one(carry, part):
-        return carry, score(head_logits(params, part[0]) / jnp.float32(temperature), part[1])
+        hidden = constrain(part[0], "batch", None)
+        return carry, score(head_logits(params, hidden) / jnp.float32(temperature), part[1])
 
-    _, out = jax.lax.scan(one, None, (hidden, targets))
-    return jax.tree.map(lambda x: x.reshape(-1)[:m], out)
+    def flat(x):  # [chunks, shards * chunk] -> [M]
+        return jnp.moveaxis(x.reshape(-1, shards, chunk), 1, 0).reshape(shards, -1)[:, :m].reshape(-1)
+
+    _, out = jax.lax.scan(one, None, (chunks(hidden), chunks(targets)))
+    return jax.tree.map(flat, out)
 
 
 def token_logprobs(model, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]) -> Float[Array, "B T-1"]:

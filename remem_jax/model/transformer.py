@@ -17,6 +17,7 @@ from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from remem_jax.mesh import constrain, per_shard
 from remem_jax.model.attention import decode_attention, packed_attention
 from remem_jax.model.config import ModelConfig, parameter_specs, rope_frequencies
 from remem_jax.model.packing import PackedRows, plain_rows
@@ -82,15 +83,17 @@ class Block(nn.Module):
             return out if a is None else out + linear(linear(x, a), b)
 
         y = rms_norm(x, w["attn_norm"], c.rms_norm_eps)
-        q = project(y, "q").reshape(-1, c.num_heads, c.head_dim)
-        k = project(y, "k").reshape(-1, c.num_kv_heads, c.head_dim)
-        v = project(y, "v").reshape(-1, c.num_kv_heads, c.head_dim)
+        q = constrain(project(y, "q").reshape(-1, c.num_heads, c.head_dim), "batch", "heads", None)
+        k = constrain(project(y, "k").reshape(-1, c.num_kv_heads, c.head_dim), "batch", "kv", None)
+        v = constrain(project(y, "v").reshape(-1, c.num_kv_heads, c.head_dim), "batch", "kv", None)
         if c.qk_norm:
             q, k = rms_norm(q, w["q_norm"], c.rms_norm_eps), rms_norm(k, w["k_norm"], c.rms_norm_eps)
         out, aux = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
-        x = x + project(out.reshape(-1, c.num_heads * c.head_dim), "o")
+        out = constrain(out, "batch", "heads", None)
+        x = constrain(x + project(out.reshape(-1, c.num_heads * c.head_dim), "o"), "batch", None)
         y = rms_norm(x, w["mlp_norm"], c.rms_norm_eps)
-        return x + project(nn.silu(project(y, "gate")) * project(y, "up"), "down"), aux
+        wide = constrain(nn.silu(project(y, "gate")) * project(y, "up"), "batch", "ff")
+        return constrain(x + project(wide, "down"), "batch", None), aux
 
 
 def embed(params: Params, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
@@ -103,7 +106,8 @@ def head_logits(params: Params, hidden: Float[Array, "M D"]) -> Float[Array, "M 
     weight = params.get("head", params["embed"])
     precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     dims = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(hidden, weight, dims, precision=precision, preferred_element_type=jnp.float32)
+    out = jax.lax.dot_general(hidden, weight, dims, precision=precision, preferred_element_type=jnp.float32)
+    return constrain(out, "batch", "vocab")
 
 
 def forward(
@@ -115,7 +119,7 @@ def forward(
     is the form for training.
     """
     n, t = rows.tokens.shape
-    x = embed(params, rows.tokens.reshape(-1))
+    x = constrain(embed(params, rows.tokens.reshape(-1)), "batch", None)
     cos, sin = rope_tables(config, rows.positions.reshape(-1))
 
     def attend(q, k, v):
@@ -167,7 +171,7 @@ def decode_step(
 ) -> tuple[Float[Array, "N G V"], Cache]:
     """Logits after one more token of every row, written to own slot `slot` of the cache."""
     n, g = tokens.shape
-    x = embed(params, tokens.reshape(-1))
+    x = constrain(embed(params, tokens.reshape(-1)), "batch", None)
     cos, sin = rope_tables(config, positions.reshape(-1))
     slots = jnp.arange(cache.own[0][0].shape[3], dtype=jnp.int32)
     mask = (slots >= cache.first[..., None]) & (slots <= slot)  # [N, G, S]
@@ -181,9 +185,27 @@ def decode_step(
 
 
 def _attend_cache(cache: Cache, layer: int, mask, slot, q, k, v):
-    n, g = mask.shape[:2]
-    q, k, v = (a.reshape(n, g, *a.shape[1:]) for a in (q, k, v))
+    """Attention `[N * G, H, h]` and the layer's own part with the new keys and values written.
 
+    On a mesh each device does both for its own rows and key heads. Left to the compiler, the new keys of all rows would
+    be gathered to be written, and where tensor does not divide the key heads, half of the cache copied at every step.
+    """
+    n, g = mask.shape[:2]
+    k, v = (a.reshape(n, g, *a.shape[1:]) for a in (k, v))
+    q = q.reshape(n, g, k.shape[2], -1, q.shape[-1])  # by key head, as the cache lies
+    prefix = cache.prefix[layer] if cache.prefix else ()
+    by_head, own_part, prefix_part = ("batch", None, "kv", None), ("batch", None, "kv", None, None), ("batch", "kv")
+    attend = per_shard(
+        _write_and_attend,
+        [own_part, by_head, by_head, own_part, own_part, ("batch", None, None), (), ("batch",)]
+        + [(*prefix_part, None, None)] * len(prefix),
+        [own_part] * 3,
+    )
+    out, *own = attend(q, k, v, *cache.own[layer], mask, slot, cache.prefix_lengths, *prefix)
+    return out.reshape(n * g, -1, out.shape[-1]), tuple(own)
+
+
+def _write_and_attend(q, k, v, own_k, own_v, mask, slot, prefix_lengths, *prefix):
     # A scatter that names row and head indices is written in place. A dynamic_update_slice that is both attended to and
     # carried on is copied whole, with the cache, at every step by XLA's CPU compiler.
     rows, members, heads = jnp.meshgrid(*(jnp.arange(size, dtype=jnp.int32) for size in k.shape[:3]), indexing="ij")
@@ -192,10 +214,9 @@ def _attend_cache(cache: Cache, layer: int, mask, slot, q, k, v):
         at = buffer.at[rows, members, heads, jnp.full_like(rows, slot)]
         return at.set(new, unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds")
 
-    own = write(cache.own[layer][0], k), write(cache.own[layer][1], v)
-    prefix = cache.prefix[layer] if cache.prefix else None
-    out = decode_attention(q, own, mask, prefix, cache.prefix_lengths)
-    return out.reshape(n * g, *out.shape[2:]), own
+    own = write(own_k, k), write(own_v, v)
+    flat = q.reshape(*q.shape[:2], -1, q.shape[-1])
+    return decode_attention(flat, own, mask, prefix or None, prefix_lengths).reshape(q.shape), *own
 
 
 def logits(model, tokens: Int[Array, "B T"], lengths: Int[Array, "B"]) -> Float[Array, "B T V"]:

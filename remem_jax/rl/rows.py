@@ -121,8 +121,8 @@ def row_size(prefix: int, suffixes: int) -> tuple[int, int]:
     return slot, (-(-tokens // 128) * 128 if tokens > 128 else tokens)
 
 
-def pack_rows(groups: Sequence[Group]) -> TrainRows:
-    """One row a group, padded to a power of two of rows; NumPy arrays, laid out as `pack_groups` does."""
+def pack_rows(groups: Sequence[Group], *, shards: int = 1) -> TrainRows:
+    """One row a group, padded to a power of two of rows a shard; NumPy arrays, laid out as `pack_groups` does."""
     replies = [reply for group in groups for reply in group.replies]
     row_of = np.repeat(np.arange(len(groups)), [len(group.replies) for group in groups])
     suffix_lengths = np.array([len(reply.suffix_ids) for reply in replies])
@@ -131,7 +131,7 @@ def pack_rows(groups: Sequence[Group]) -> TrainRows:
     prefix_lengths = np.array([len(group.prefix_ids) for group in groups])
     slot, tokens = row_size(int(prefix_lengths.max()), int(np.bincount(row_of, lengths).max()))
     starts = slot + _before_in_row(lengths, row_of)
-    rows = _empty_rows(power_of_two(len(groups)), tokens, slot, bucket(int(lengths.max())))
+    rows = _empty_rows(shards * power_of_two(-(-len(groups) // shards)), tokens, slot, bucket(int(lengths.max())))
 
     row, at = _runs(prefix_lengths)
     rows.tokens[row, at] = np.concatenate([group.prefix_ids for group in groups])

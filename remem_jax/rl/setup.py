@@ -21,7 +21,7 @@ from remem_jax.agent.reading import question_ids
 from remem_jax.config import AGENT_FILE, AgentConfig, Sampling, agent_json
 from remem_jax.data.pipeline import Batches, Example, make_example, question_texts
 from remem_jax.errors import RememError
-from remem_jax.mesh import make_mesh, parameter_shardings
+from remem_jax.mesh import check_mesh, make_mesh, parameter_shardings
 from remem_jax.model import load_model
 from remem_jax.model.attention import not_here, why_not
 from remem_jax.model.config import parameter_tree, to_hf
@@ -100,6 +100,7 @@ def prepare_run(config: TrainConfig, *, weights: bool = True) -> Run:
     if weights and config.attention is not None and (reason := not_here(config.attention)):
         raise RememError(f"attention: {reason}")
     mesh = make_mesh(config.mesh)
+    check_mesh(mesh, model.config, questions=config.rollout.questions if config.algorithm == "grpo" else None)
     model = dataclasses.replace(model, dtype=jnp.dtype(dtype))
     batches, validation = _data(config, model, agent)
     loss, adam = config.loss, config.optimizer
@@ -127,7 +128,10 @@ def prepare_run(config: TrainConfig, *, weights: bool = True) -> Run:
     needs_reference = config.algorithm == "grpo" and loss.beta > 0
     if weights and (config.lora.rank or needs_reference):
         run.base = load_model(
-            model.path, dtype, stacked=True, shardings=functools.partial(parameter_shardings, mesh)
+            model.path,
+            dtype,
+            stacked=True,
+            shardings=functools.partial(parameter_shardings, mesh, head_dim=model.config.head_dim),
         ).params
     return run
 
@@ -198,7 +202,7 @@ def trained_specs(run: Run) -> dict:
 
 def abstract_state(run: Run) -> TrainState:
     """Shapes, dtypes and shardings of the state: what a checkpoint is restored to."""
-    shardings = parameter_shardings(run.mesh, trained_specs(run))
+    shardings = parameter_shardings(run.mesh, trained_specs(run), head_dim=run.model.config.head_dim)
     shapes = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), trained_specs(run))
     state = jax.eval_shape(lambda params: init_state(params, run.optimizer), shapes)
     everywhere = NamedSharding(run.mesh, PartitionSpec())
@@ -224,13 +228,15 @@ def fresh_state(run: Run) -> TrainState:
         start = functools.partial(lora.init, run.model.config, rank=settings.rank, targets=settings.targets)
         adapters = jax.jit(start, out_shardings=places.params)(jax.random.key(run.config.seed))
         return make(adapters)
-    shardings = functools.partial(parameter_shardings, run.mesh)
+    shardings = functools.partial(parameter_shardings, run.mesh, head_dim=run.model.config.head_dim)
     return make(load_model(run.model.path, "float32", stacked=True, shardings=shardings).params)
 
 
 def engine_params(run: Run, state: TrainState) -> dict:
-    """Weights for decoding: adapters merged, layers unstacked, in the compute dtype."""
-    leaves, structure = jax.tree.flatten(parameter_shardings(run.mesh, parameter_tree(run.model.config)))
+    """Weights for decoding: adapters merged, layers unstacked, in the compute dtype, split by tensor only."""
+    config = run.model.config
+    places = parameter_shardings(run.mesh, parameter_tree(config), head_dim=config.head_dim, decoding=True)
+    leaves, structure = jax.tree.flatten(places)
     scale = run.lora_scale if run.config.lora.rank else None
     return _move_to_engine(tuple(leaves), structure, scale, run.dtype)(state.params, run.frozen)
 

@@ -3,18 +3,31 @@
 The only loop between packed rows and the jitted step, for GRPO and the warm start alike.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from remem_jax.mesh import placement_of
+from remem_jax.model.transformer import Params
 from remem_jax.rl.memory import out_of_memory
 from remem_jax.rl.rows import Group, micro_batches, pack_rows
 from remem_jax.rl.setup import Run
 from remem_jax.rl.step import TrainState, accumulate, apply, zeros_like
 
-_zeros_like = jax.jit(zeros_like)  # one program, where each shape would be one
+
+@functools.cache
+def _zeros_like(leaves: tuple, structure: Any) -> Any:
+    """One program, where each shape would be one; every gradient lies where its parameter does."""
+    return jax.jit(zeros_like, out_shardings=jax.tree.unflatten(structure, leaves))
+
+
+def _zeros(params: Params) -> Params:
+    leaves, structure = jax.tree.flatten(params)
+    return _zeros_like(tuple(leaf.sharding for leaf in leaves), structure)(params)
 
 
 def optimizer_step(
@@ -29,14 +42,14 @@ def optimizer_step(
     Raises:
         RememError: the device is out of memory; it names what to lower.
     """
-    memory = run.config.memory
+    memory, placement = run.config.memory, placement_of(state.params)
     with out_of_memory("update", "memory.token_budget", memory.token_budget):
-        gradients, collected = _zeros_like(state.params), []
+        gradients, collected = _zeros(state.params), []
         for micro in micro_batches(groups, token_budget=memory.token_budget, row_tokens=memory.row_tokens):
             gradients, (value, _), metrics = accumulate(
                 gradients,
                 state.params,
-                pack_rows(micro),
+                placement.put(pack_rows(micro, shards=len(placement.own_shards))),
                 config=run.model.config,
                 objective=run.objective,
                 dtype=run.dtype,

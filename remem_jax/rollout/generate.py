@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from remem_jax.config import Sampling
 from remem_jax.errors import RememError
+from remem_jax.mesh import Placement, batch_shards, constrain, mesh_of, per_shard, placement_of
 from remem_jax.model.config import ModelConfig
 from remem_jax.model.packing import Ragged, pack_groups, ragged, suffix_starts
 from remem_jax.model.transformer import Cache, decode_step, forward, head_logits
@@ -101,21 +102,22 @@ def generate(
     began = time.perf_counter()
     prefixes = prefixes if isinstance(prefixes, Ragged) else ragged(list(prefixes))
     suffixes = suffixes if isinstance(suffixes, Ragged) else ragged([list(group) for group in suffixes])
-    plan = _plan(model.config, prefixes, suffixes, max_new_tokens)
+    placement = placement_of(model.params)
+    plan = _plan(model.config, prefixes, suffixes, max_new_tokens, placement)
     eos = tuple(sorted(set(_default_eos(model) if eos_ids is None else eos_ids)))
     interval = min(stop_interval or (1 if jax.default_backend() == "cpu" else 8), FIRST_REPLY_SLOTS)
     statics = dict(config=model.config, sampling=sampling, eos=eos)
     n, g = suffixes.lengths.shape
     state = _prefill(
         model.params,
-        _fit(prefixes, plan.prefix, plan.rows),
-        _fit(suffixes, plan.suffix, plan.rows),
-        _pad_rows(keys, plan.rows),
+        placement.put(_fit(prefixes, plan.prefix, plan.rows)),
+        placement.put(_fit(suffixes, plan.suffix, plan.rows)),
+        placement.put(_pad_rows(keys, plan.rows)),
         plan=plan,
         backend=backend,
         **statics,
     )
-    done = np.asarray(state.done)  # the host waits here for the first tokens
+    done = placement.take(state.done)  # the host waits here for the first tokens
     prefilled = time.perf_counter()
     out = _Output.empty(n, g, max_new_tokens)
     rows = np.arange(plan.rows * g, dtype=np.int64).reshape(plan.rows, g)
@@ -127,20 +129,20 @@ def generate(
         # Steps past the reply's end are noted nowhere; steps past the cache would overwrite its last slot.
         limit = max_new_tokens - 1 if room >= max_new_tokens - 1 else room - interval + 1
         state = _decode(model.params, state, jnp.int32(limit), interval=interval, **statics)
-        done, step = np.asarray(state.done), int(state.step)
+        done, step = placement.take(state.done), int(state.step)
         if step >= max_new_tokens - 1 or done.all():
             break
         if step >= limit:
             state = _grow(state, slots=plan.suffix + min(2 * room, bucket(max_new_tokens)))
-        if smaller := _smaller_batch(~done, max_new_tokens):
-            out.collect(state, rows)
+        if smaller := _smaller_batch(~done, max_new_tokens, placement.shards):
+            out.collect(state, rows, placement)
             questions, members = smaller
-            state = _compact(
-                state, jnp.asarray(questions), jnp.asarray(np.maximum(members, 0)), jnp.asarray(members < 0)
-            )
+            in_shard = questions % (len(done) // placement.shards)
+            places = (jnp.asarray(in_shard), jnp.asarray(np.maximum(members, 0)), jnp.asarray(members < 0))
+            state = _compact(state, *placement.put(places))
             rows = np.where(members < 0, -1, rows[questions[:, None], np.maximum(members, 0)])
-            done = np.asarray(state.done)
-    out.collect(state, rows)
+            done = placement.take(state.done)
+    out.collect(state, rows, placement)
     if not np.isfinite(out.logprobs).all():
         raise RememError(
             "the model gives probabilities that are not finite: look for NaN in its weights, or try float32"
@@ -168,7 +170,7 @@ class _Plan:
     reply: int
 
 
-def _plan(config: ModelConfig, prefixes: Ragged, suffixes: Ragged, reply: int) -> _Plan:
+def _plan(config: ModelConfig, prefixes: Ragged, suffixes: Ragged, reply: int, placement: Placement) -> _Plan:
     prefix_lengths, suffix_lengths = np.asarray(prefixes.lengths), np.asarray(suffixes.lengths)
     if reply < 1:
         raise RememError(f"max_new_tokens must be at least 1, found {reply}")
@@ -184,7 +186,7 @@ def _plan(config: ModelConfig, prefixes: Ragged, suffixes: Ragged, reply: int) -
     total = suffix if groups == 1 else bucket(int(suffix_lengths.sum(axis=1).max()))
     tokens = prefix + total
     return _Plan(
-        rows=power_of_two(len(prefix_lengths)),
+        rows=len(placement.own_shards) * power_of_two(-(-len(prefix_lengths) // len(placement.own_shards))),
         prefix=prefix,
         suffix=suffix,
         row_tokens=-(-tokens // 128) * 128 if tokens > 128 else tokens,
@@ -243,6 +245,7 @@ def _prefill(
         first=first,
     )
     blank = jnp.zeros((n, g, plan.reply), jnp.float32)
+    mesh = mesh_of(params)
     state = _State(
         cache=cache,
         keys=keys,
@@ -257,7 +260,26 @@ def _prefill(
         sampled_logprobs=blank,
         lengths=jnp.zeros((n, g), jnp.int32),
     )
-    return _take(state, logits.reshape(n, g, -1), sampling, eos)
+    return _sharded(_take(state, logits.reshape(n, g, -1), sampling, eos), mesh)
+
+
+def _sharded(state: _State, mesh) -> _State:
+    """Rows by data and fsdp, key heads by tensor: the same at every door, so that donated buffers fit."""
+
+    def of(x):
+        return constrain(x, "batch", *[None] * (x.ndim - 1), mesh=mesh)
+
+    def heads(x, at: int):
+        return constrain(x, *["batch" if i == 0 else "kv" if i == at else None for i in range(x.ndim)], mesh=mesh)
+
+    cache = Cache(
+        prefix=jax.tree.map(lambda x: heads(x, 1), state.cache.prefix),
+        prefix_lengths=of(state.cache.prefix_lengths),
+        own=jax.tree.map(lambda x: heads(x, 2), state.cache.own),
+        first=of(state.cache.first),
+    )
+    per_row = ("keys", "base", "tokens", "done", "ended", "ids", "logprobs", "sampled_logprobs", "lengths")
+    return dataclasses.replace(state, cache=cache, **{name: of(getattr(state, name)) for name in per_row})
 
 
 def _take(state: _State, logits, sampling: Sampling, eos: tuple[int, ...]) -> _State:
@@ -265,7 +287,9 @@ def _take(state: _State, logits, sampling: Sampling, eos: tuple[int, ...]) -> _S
     n, g, vocabulary = logits.shape
     step = state.step + 1
     keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys.reshape(-1), step)
-    drawn = sample(logits.reshape(-1, vocabulary), keys, sampling)
+    # Sorting is not split by the compiler: it would gather the logits of all rows on every device.
+    draw = per_shard(functools.partial(sample, sampling=sampling), [("batch", None), ("batch",)], [("batch",)] * 3)
+    drawn = draw(logits.reshape(-1, vocabulary), keys)
     tokens, logprobs, sampled = (x.reshape(n, g) for x in drawn)
     live = ~state.done & (step < state.ids.shape[2])
     is_eos = functools.reduce(jnp.logical_or, [tokens == i for i in eos], jnp.zeros((n, g), bool))
@@ -294,13 +318,16 @@ def _decode(params, state: _State, limit, *, config, sampling, eos, interval: in
     """
     prefix = state.cache.prefix
     n, g = state.done.shape
+    mesh = mesh_of(params)
+    shards = batch_shards(mesh, n)
     sizes = jnp.asarray([power_of_two(i) for i in range(max(n, g) + 1)], jnp.int32)
     worth_compacting = _worth_compacting(n * g, state.ids.shape[2])
 
     def go_on(state):
         live = ~state.done
-        questions, members = jnp.any(live, axis=1).sum(), live.sum(axis=1).max()
-        fits_half = (2 * sizes[questions] * sizes[members] <= n * g) & jnp.bool_(worth_compacting)
+        questions = jnp.any(live, axis=1).reshape(shards, -1).sum(axis=1).max()  # of the fullest shard
+        members = live.sum(axis=1).max()
+        fits_half = (2 * shards * sizes[questions] * sizes[members] <= n * g) & jnp.bool_(worth_compacting)
         return (state.step < limit) & jnp.any(live) & ~fits_half
 
     def one(_, state):
@@ -314,7 +341,7 @@ def _decode(params, state: _State, limit, *, config, sampling, eos, interval: in
 
     state = dataclasses.replace(state, cache=dataclasses.replace(state.cache, prefix=()))
     state = jax.lax.while_loop(go_on, visit, state)
-    return dataclasses.replace(state, cache=dataclasses.replace(state.cache, prefix=prefix))
+    return _sharded(dataclasses.replace(state, cache=dataclasses.replace(state.cache, prefix=prefix)), mesh)
 
 
 @functools.partial(jax.jit, static_argnames="slots")
@@ -322,42 +349,64 @@ def _grow(state: _State, *, slots: int) -> _State:
     """More own cache slots for longer replies."""
     extra = slots - state.cache.own[0][0].shape[3]
     own = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, extra), (0, 0))), state.cache.own)
-    return dataclasses.replace(state, cache=dataclasses.replace(state.cache, own=own))
+    grown = dataclasses.replace(state, cache=dataclasses.replace(state.cache, own=own))
+    return _sharded(grown, mesh_of(state.cache.own))
 
 
 def _worth_compacting(rows: int, reply: int) -> bool:
     return rows >= COMPACT_FROM and reply >= COMPACT_REPLY
 
 
-def _smaller_batch(live: np.ndarray, reply: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Questions `[N']` and their members `[N', G']` (-1 for filling) of a batch of at most half the size, or None."""
-    questions = np.flatnonzero(live.any(axis=1))
-    n, g = power_of_two(len(questions)), power_of_two(int(live.sum(axis=1).max()))
-    if 2 * n * g > live.size or not _worth_compacting(live.size, reply):
+def _smaller_batch(live: np.ndarray, reply: int, shards: int = 1) -> tuple[np.ndarray, np.ndarray] | None:
+    """Questions `[N']` and their members `[N', G']` (-1 for filling) of a batch of at most half the size, or None.
+
+    Every shard keeps equally many of its own questions, so that no cache moves between devices.
+    """
+    alive = live.any(axis=1).reshape(shards, -1)
+    n, g = power_of_two(int(alive.sum(axis=1).max())), power_of_two(int(live.sum(axis=1).max()))
+    if 2 * shards * n * g > live.size or not _worth_compacting(live.size, reply):
         return None
-    members = np.full((n, g), -1, np.int64)
-    for row, question in zip(members, questions, strict=False):
-        alive = np.flatnonzero(live[question])
-        row[: len(alive)] = alive
-    return np.pad(questions, (0, n - len(questions)), mode="edge"), members
+    questions = np.zeros((shards, n), np.int64)
+    members = np.full((shards * n, g), -1, np.int64)
+    for shard, of_shard in enumerate(alive):
+        kept = shard * len(of_shard) + np.flatnonzero(of_shard)
+        questions[shard] = kept[-1] if len(kept) else shard * len(of_shard)
+        questions[shard, : len(kept)] = kept
+        for row, question in zip(members[shard * n :], kept, strict=False):
+            places = np.flatnonzero(live[question])
+            row[: len(places)] = places
+    return questions.reshape(-1), members
 
 
 @jax.jit
 def _compact(state: _State, questions, members, filling) -> _State:
-    """The named members of the named questions; filling rows are done from the start."""
+    """The named members of the named questions, counted within their shard; filling rows are done from the start."""
+    mesh = mesh_of(state.cache.own)
+    shards = batch_shards(mesh, len(state.done))
+
+    def by_shard(pick, x, *at):
+        if shards == 1:
+            return pick(x, *at)
+        split = [a.reshape(shards, -1, *a.shape[1:]) for a in (x, *at)]
+        out = jax.vmap(pick)(*split)
+        return out.reshape(-1, *out.shape[2:])
+
+    def of_questions(x):
+        return by_shard(lambda x, q: x[q], x, questions)
 
     def rows(x):
-        return x[questions[:, None], members]
+        return by_shard(lambda x, q, m: x[q[:, None], m], x, questions, members)
 
     cache = Cache(
-        prefix=jax.tree.map(lambda x: x[questions], state.cache.prefix),
-        prefix_lengths=state.cache.prefix_lengths[questions],
+        prefix=jax.tree.map(of_questions, state.cache.prefix),
+        prefix_lengths=of_questions(state.cache.prefix_lengths),
         own=jax.tree.map(rows, state.cache.own),
         first=rows(state.cache.first),
     )
     per_row = ("keys", "base", "tokens", "ended", "ids", "logprobs", "sampled_logprobs", "lengths")
     moved = {name: rows(getattr(state, name)) for name in per_row}
-    return dataclasses.replace(state, cache=cache, done=rows(state.done) | filling, **moved)
+    moved["done"] = rows(state.done) | filling
+    return _sharded(dataclasses.replace(state, cache=cache, **moved), mesh)
 
 
 @dataclasses.dataclass
@@ -376,10 +425,10 @@ class _Output:
         ids, lengths = np.zeros((n * g, reply), np.int32), np.zeros(n * g, np.int32)
         return cls(ids, lengths, blank, blank.copy(), np.zeros(n * g, bool))
 
-    def collect(self, state: _State, rows: np.ndarray) -> None:
+    def collect(self, state: _State, rows: np.ndarray, placement: Placement) -> None:
         """Copy the rows in flight to their places; `rows [N', G']` is -1 where a row only fills the batch."""
         kept = rows.reshape(-1) >= 0
         places = rows.reshape(-1)[kept]
         for name in ("ids", "lengths", "logprobs", "sampled_logprobs", "ended"):
-            value = np.asarray(getattr(state, name))
+            value = placement.take(getattr(state, name))
             getattr(self, name)[places] = value.reshape(-1, *value.shape[2:])[kept]
