@@ -10,7 +10,9 @@ from remem_jax.agent.loop import Episode, Turn
 from remem_jax.agent.reading import Reading
 from remem_jax.errors import RememError
 from remem_jax.rl.scoring import Reward, score
+from remem_jax.rl.trainer import train
 from remem_jax.testing import DummyTokenizer
+from tests.relay_run import lines, settings, write_start
 
 
 def _episodes(*answers):
@@ -71,3 +73,15 @@ def test_what_the_function_returns_is_checked(module, value, told):
     module.bad = lambda episodes, answers: value
     with pytest.raises(RememError, match=told):
         _score("my_rewards:bad")
+
+
+def test_a_run_trains_on_it(module, tmp_path):
+    # Rollouts 0 to 3 earn 0 to 3 whatever they say: mean 1.5, and no group is without a difference.
+    module.by_rollout = lambda episodes, answers: [[one.rollout for one in group] for group in episodes]
+    folder = write_start(tmp_path)
+    changes = dict(reward__function="my_rewards:by_rollout", reward__alpha=1.0, steps=1)
+    train(settings(folder, **changes), quiet=True)
+    (line,) = lines(folder / "run" / "metrics.jsonl")
+    assert line["reward/outcome"] == 1.5
+    assert line["advantage/largest"] == pytest.approx(1.5)
+    assert line["optimizer/grad_norm"] > 0
