@@ -22,11 +22,12 @@ OwnReward = Callable[[Sequence[Sequence[Episode]], Sequence[Sequence[str]]], Any
 def load_reward(name: str) -> OwnReward:
     """The function that `my_module:my_reward` names; modules of the working directory are found too.
 
-    Raises RememError where the module cannot be imported or holds no such function.
+    Raises RememError where the module cannot be imported or holds no such function; the configuration puts its section
+    before the field.
     """
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        raise RememError(f"reward.function: expected my_module:my_reward, found {name!r}")
+        raise RememError(f"function: expected my_module:my_reward, found {name!r}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -34,12 +35,12 @@ def load_reward(name: str) -> OwnReward:
     except Exception as error:
         told = str(error).split("\n")[0]
         raise RememError(
-            f"reward.function: cannot import {module_name} ({type(error).__name__}: {told}): start where it lies, or "
+            f"function: cannot import {module_name} ({type(error).__name__}: {told}): start where it lies, or "
             "install it"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise RememError(f"reward.function: expected a function {attribute} in {module_name}, found none")
+        raise RememError(f"function: expected a function {attribute} in {module_name}, found none")
     return function
 
 

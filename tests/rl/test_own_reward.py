@@ -2,6 +2,7 @@
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from remem_jax.agent.loop import Episode, Turn
 from remem_jax.agent.reading import Reading
 from remem_jax.errors import RememError
+from remem_jax.rl.config import TrainConfig
 from remem_jax.rl.scoring import Reward, score
 from remem_jax.rl.trainer import train
+from remem_jax.settings import from_mapping
 from remem_jax.testing import DummyTokenizer
 from tests.relay_run import lines, settings, write_start
 
@@ -57,6 +60,8 @@ def test_a_name_without_module_and_function_is_refused(name):
 def test_a_missing_module_and_a_missing_function_are_named(module):
     with pytest.raises(RememError, match="cannot import no_such_module"):
         Reward(function="no_such_module:f")
+    with pytest.raises(RememError, match=r"^reward\.function: cannot import no_such_module"):
+        from_mapping(TrainConfig, {"reward": {"function": "no_such_module:f"}})
     with pytest.raises(RememError, match="expected a function f in my_rewards"):
         Reward(function="my_rewards:f")
 
@@ -79,7 +84,7 @@ def test_a_run_trains_on_it(module, tmp_path):
     # Rollouts 0 to 3 earn 0 to 3 whatever they say: mean 1.5, and no group is without a difference.
     module.by_rollout = lambda episodes, answers: [[one.rollout for one in group] for group in episodes]
     folder = write_start(tmp_path)
-    changes = dict(reward__function="my_rewards:by_rollout", reward__alpha=1.0, steps=1)
+    changes: dict[str, Any] = dict(reward__function="my_rewards:by_rollout", reward__alpha=1.0, steps=1)
     train(settings(folder, **changes), quiet=True)
     (line,) = lines(folder / "run" / "metrics.jsonl")
     assert line["reward/outcome"] == 1.5
