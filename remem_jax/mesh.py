@@ -5,6 +5,8 @@ A shard is one place along data and fsdp: it holds its own questions, split over
 """
 
 import dataclasses
+import functools
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,9 +37,11 @@ RULES: dict[str, tuple[str, ...]] = {
 def make_mesh(shape: Sequence[int] = (1, -1, 1), devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over `devices` (default: all); one size may be -1 and takes what is left.
 
+    Devices of one process stand together, processes in order, so that a process owns shards that follow each other.
+
     Raises RememError when the sizes do not fit the number of devices.
     """
-    found = list(jax.devices() if devices is None else devices)
+    found = sorted(jax.devices() if devices is None else devices, key=lambda device: device.process_index)
     sizes = list(shape)
     if len(sizes) != len(MESH_AXES) or sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
         raise RememError(f"mesh: expected sizes for {', '.join(MESH_AXES)}, at most one of them -1, found {sizes}")
@@ -194,7 +198,7 @@ def per_shard(function: Callable, in_axes: Sequence[Sequence], out_axes: Sequenc
 class Placement:
     """Where arrays with questions go: from this process's rows to the mesh and back. All processes call in one order.
 
-    Without a mesh, everything stays where it is.
+    Without a mesh, everything stays where it is; with one process, what is told to all is told to oneself.
     """
 
     mesh: Mesh | None
@@ -212,36 +216,99 @@ class Placement:
         rows = self.mesh.devices.reshape(self.shards, -1)
         return [i for i, row in enumerate(rows) if row[0].process_index == jax.process_index()]
 
+    @property
+    def processes(self) -> int:
+        """How many share the mesh."""
+        return len(_first_devices(self.mesh)) if self.mesh is not None else 1
+
+    @property
+    def process(self) -> int:
+        """This process's place among them."""
+        return jax.process_index() if self.processes > 1 else 0
+
     def put(self, tree):
         """Host arrays `[rows of this process, ...]` as global ones, sharded by row; rows divide over the shards."""
         if self.mesh is None:
             return tree
-        mesh = self.mesh
+        mesh, times = self.mesh, self.shards // len(self.own_shards)
 
         def one(x):
             if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
                 return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
             x = np.asarray(x)
             place = sharding(mesh, ("batch", *[None] * (x.ndim - 1)))
-            return jax.make_array_from_process_local_data(place, x)
+            return jax.make_array_from_process_local_data(place, x, (times * x.shape[0], *x.shape[1:]))
 
         return jax.tree.map(one, tree)
 
     def take(self, x: jax.Array) -> np.ndarray:
-        """This process's rows of a global array."""
-        return np.asarray(x)
+        """This process's rows of a global array that is sharded by row."""
+        if self.processes == 1:
+            return np.asarray(x)
+        parts = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
+        return np.concatenate([np.asarray(parts[first]) for first in sorted(parts)])
+
+    def each(self, values: np.ndarray) -> np.ndarray:
+        """`[processes, ...]`: the values of every process, all of one shape and type, bit by bit."""
+        if self.processes == 1 or not values.size:
+            return np.broadcast_to(values, (self.processes, *values.shape))
+        assert self.mesh is not None
+        raw = values.tobytes()
+        size = max(64, 1 << (len(raw) - 1).bit_length())  # few sizes, few programs; bytes, as JAX would cut 64 bits
+        own, everywhere = np.frombuffer(raw.ljust(size, b"\0"), np.uint8), _exchange(_first_devices(self.mesh))
+        found = everywhere(own)[:, : len(raw)]
+        return np.frombuffer(found.tobytes(), values.dtype).reshape(self.processes, *values.shape)
 
     def agree(self, values: np.ndarray) -> np.ndarray:
         """The largest of each value over processes."""
-        return values
+        return values if self.processes == 1 else self.each(values).max(axis=0)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """The sum of each value over processes."""
-        return values
+        return values if self.processes == 1 else self.each(values).sum(axis=0)
+
+    def rows(self, values: np.ndarray) -> np.ndarray:
+        """The rows of all processes, in their order; every process has equally many."""
+        return values if self.processes == 1 else self.each(values).reshape(-1, *values.shape[1:])
+
+    def share(self, value: Any) -> list[Any]:
+        """The value of every process, whatever JSON can hold, in their order."""
+        if self.processes == 1:
+            return [value]
+        raw = json.dumps(value).encode()
+        size = int(self.agree(np.array([len(raw)]))[0])
+        return [json.loads(part.tobytes()) for part in self.each(np.frombuffer(raw.ljust(size), np.uint8))]
+
+
+def _first_devices(mesh: Mesh) -> tuple:
+    """One device of every process, in their order."""
+    first: dict[int, Any] = {}
+    for device in mesh.devices.flat:
+        first.setdefault(device.process_index, device)
+    return tuple(first[process] for process in sorted(first))
+
+
+@functools.cache
+def _exchange(devices: tuple) -> Callable[[np.ndarray], np.ndarray]:
+    """Bytes `[B]` of every process to `[processes, B]` on all, over one device each."""
+    mesh = Mesh(np.asarray(devices), ("process",))
+    whole = NamedSharding(mesh, PartitionSpec())
+    gather = jax.jit(lambda x: x, out_shardings=whole)
+
+    def run(own: np.ndarray) -> np.ndarray:
+        place, shape = NamedSharding(mesh, PartitionSpec("process")), (len(devices), len(own))
+        return np.asarray(gather(jax.make_array_from_process_local_data(place, own[None], shape)).addressable_data(0))
+
+    return run
 
 
 def placement_of(params) -> Placement:
     """The placement on the mesh that the parameters lie on; the one without a mesh where that is a single device."""
     mesh = getattr(getattr(jax.tree.leaves(params)[0], "sharding", None), "mesh", None)
+    return placement_on(mesh)
+
+
+def placement_on(mesh: Any) -> Placement:
+    """The placement on a mesh of this project with more than one device, else the one without a mesh."""
     on_mesh = isinstance(mesh, Mesh) and mesh.size > 1 and mesh.axis_names == MESH_AXES
     return Placement(mesh if on_mesh else None)
