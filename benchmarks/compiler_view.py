@@ -24,7 +24,7 @@ os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hlo import array_shapes, matmul_flops
+from remem_jax.plan.hlo import array_shapes, matmul_flops
 from jax.experimental import topologies
 
 from remem_jax.mesh import make_mesh, parameter_shardings, sharding

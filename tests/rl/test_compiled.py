@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.hlo import array_shapes, matmul_flops
+from remem_jax.plan.hlo import array_shapes, matmul_flops
 from remem_jax.model.splash import _kernel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""What a program compiled for TPU computes and holds, read from its text: FLOPs of matrix products, shapes of arrays.
+"""What a program compiled for TPU computes, holds and sends, read from its text: matrix products, arrays, collectives.
 
 The compiler's own count takes the body of a loop once and knows nothing of trip counts; this one multiplies.
 """
@@ -12,6 +12,8 @@ _RESULT = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = \w+\[([\d,]*)\]")
 _PRODUCT = re.compile(r"%([\w.\-]+) = \w+\[([\d,]*)\]\S* convolution\(%([\w.\-]+), %[\w.\-]+\)(.*)")
 _LOOP = re.compile(r" while\(.*condition=%([\w.\-]+), body=%([\w.\-]+)")
 _CALL = re.compile(r"(?:calls|to_apply)=%([\w.\-]+)")
+_ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+(?:e\d\w*)?)\[([\d,]*)\]")
+_COLLECTIVE = re.compile(r" = (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\(")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 Computations = dict[str, list[str]]
@@ -29,25 +31,53 @@ def matmul_flops(text: str) -> int:
     """
     computations = _computations(text)
     shapes = {m[1]: _sizes(m[2]) for lines in computations.values() for line in lines if (m := _RESULT.match(line))}
-    found: dict[str, int] = {}
+    return sum(
+        times * _product_flops(shapes[product[3]], _sizes(product[2]), product[4])
+        for name, times in _executions(text, computations).items()
+        for line in computations[name]
+        if (product := _PRODUCT.search(line))
+    )
 
-    def of(name: str) -> int:
-        if name not in found:
-            found[name] = sum(map(of_line, computations[name]))
-        return found[name]
 
-    def of_line(line: str) -> int:
-        if product := _PRODUCT.search(line):
-            return _product_flops(shapes[product[3]], _sizes(product[2]), product[4])
-        if loop := _LOOP.search(line):
-            return _trips(computations[loop[1]], computations[loop[2]]) * of(loop[2])
-        branches = _BRANCHES.search(line)
-        called = re.findall(r"[\w.\-]+", branches[1]) if branches else _CALL.findall(line)
-        return sum(map(of, called))
+def collectives(text: str) -> dict[str, dict[str, int]]:
+    """Kind -> how often one device takes part (`count`) and bytes of the results it gets (`bytes`), loops counted.
 
+    An asynchronous collective is counted at its start, whose result holds what goes in before what comes out.
+    """
+    computations = _computations(text)
+    found: dict[str, dict[str, int]] = {}
+    for name, times in _executions(text, computations).items():
+        for line in computations[name]:
+            if made := _COLLECTIVE.search(line):
+                sizes = [_array_bytes(*array) for array in _ARRAY.findall(made[1])]
+                if made[3]:  # in front of the results stand as many operands; then, for permutes, counters
+                    sizes = [size for size in sizes if size > 4]
+                    sizes = sizes[len(sizes) // 2 :]
+                of_kind = found.setdefault(made[2], {"count": 0, "bytes": 0})
+                of_kind["count"] += times
+                of_kind["bytes"] += times * sum(sizes)
+    return found
+
+
+def _array_bytes(kind: str, sizes: str) -> int:
+    bits = 8 if kind == "pred" else int(re.sub(r"\D.*", "", kind.lstrip("bfsu")) or 8)
+    return math.prod(_sizes(sizes)) * bits // 8
+
+
+def _executions(text: str, computations: Computations) -> dict[str, int]:
+    """How often each computation runs; one that runs until some condition holds counts once, as do all branches."""
     entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)
     assert entry is not None
-    return of(entry[1])
+    times = dict.fromkeys(computations, 0) | {entry[1]: 1}
+    for name in reversed(computations):  # a computation stands before those that call it
+        for line in computations[name] if times[name] else ():
+            if loop := _LOOP.search(line):
+                times[loop[2]] += times[name] * _trips(computations[loop[1]], computations[loop[2]])
+                continue
+            branches = _BRANCHES.search(line)
+            for called in re.findall(r"[\w.\-]+", branches[1]) if branches else _CALL.findall(line):
+                times[called] += times[name]
+    return {name: count for name, count in times.items() if count}
 
 
 def _computations(text: str) -> Computations:
@@ -96,13 +126,13 @@ def _window_terms(left: int, out: int, window: str, d: int) -> int:
 
 
 def _trips(condition: list[str], body: list[str]) -> int:
-    """How often a counted loop runs: its limit over the sum of what its body adds to the counter."""
-    compared = re.search(r"compare\(%([\w.\-]+), %([\w.\-]+)\), direction=LT", "\n".join(_root(condition)))
-    assert compared is not None, "a loop that counts up to a constant"
-    limit = _constant(_line(condition, compared[2]))
-    index = re.search(r"index=(\d+)", _line(condition, compared[1]))
+    """How often a counted loop runs: its limit over the sum of what its body adds to the counter. Others: once."""
+    compared = re.search(r" compare\(%([\w.\-]+), %([\w.\-]+)\), direction=LT", "\n".join(_root(condition)))
+    limit = _constant(_line(condition, compared[2])) if compared else None
+    index = re.search(r"index=(\d+)", _line(condition, compared[1])) if compared else None
     tuple_of = re.search(r" tuple\((.*?)\)", "\n".join(_root(body)))
-    assert limit is not None and index is not None and tuple_of is not None
+    if limit is None or index is None or tuple_of is None:
+        return 1
     counter = re.findall(r"%([\w.\-]+)", tuple_of[1])[int(index[1])]
     step = sum(_added(body, counter))
     return math.ceil(limit / step)
@@ -112,7 +142,7 @@ def _added(body: list[str], name: str) -> Iterator[int]:
     """Constants that are added on the way from the loop's parameter to the value `name`."""
     line = _line(body, name)
     while "get-tuple-element(" not in line:
-        operands = re.findall(r"%([\w.\-]+)", line.split(" = ", 1)[1].split(", metadata")[0])
+        operands = re.findall(r"%([\w.\-]+)", re.findall(r" [\w\-]+\(([^)]*)\)", line)[0])
         constants = {operand: _constant(_line(body, operand)) for operand in operands}
         yield sum(value for value in constants.values() if value is not None)
         (name,) = (operand for operand, value in constants.items() if value is None)
