@@ -24,12 +24,12 @@ os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 import jax
 import jax.numpy as jnp
 import numpy as np
-from remem_jax.plan.hlo import array_shapes, matmul_flops
 from jax.experimental import topologies
 
 from remem_jax.mesh import make_mesh, parameter_shardings, sharding
 from remem_jax.model import logprobs, splash
 from remem_jax.model.config import ModelConfig, parameter_specs, parameter_tree
+from remem_jax.plan.hlo import array_shapes, matmul_flops
 from remem_jax.rl.rows import Group, Reply, TrainRows, pack_rows
 from remem_jax.rl.step import Objective, accumulate
 

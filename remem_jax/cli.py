@@ -18,6 +18,7 @@ import typer
 
 from remem_jax import __version__
 from remem_jax.cli_data import data
+from remem_jax.cli_plan import plan
 from remem_jax.errors import RememError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data)
+app.command()(plan)
 
 
 # typer carries its own copy of click; this is the base of its usage errors, whichever copy that is.

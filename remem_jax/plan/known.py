@@ -9,26 +9,28 @@ from remem_jax.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Chip:
-    """Published figures of one chip: docs.cloud.google.com/tpu/docs, page of the version."""
+    """Published figures of one chip (docs.cloud.google.com/tpu/docs, the page of each version), but for `gib`."""
 
     flops: float
     """Peak bfloat16 FLOP/s."""
-    hbm_bytes: int
-    """Memory."""
+    gib: float
+    """Memory of one device that a program may use, in GiB: what libtpu 0.0.42.1 names when it refuses one."""
     hbm_bandwidth: float
     """Bytes a second."""
     link_bandwidth: float
     """Bytes a second between chips, all links of a chip together."""
     axes: int
     """Dimensions of a topology."""
+    devices: int = 1
+    """Devices of a chip, as JAX sees them."""
 
 
 CHIPS = {
-    "v4": Chip(275e12, 32 * 2**30, 1228e9, 2400e9 / 8, 3),
-    "v5e": Chip(197e12, 16 * 2**30, 819e9, 1600e9 / 8, 2),
-    "v5p": Chip(459e12, 95 * 2**30, 2765e9, 4800e9 / 8, 3),
-    "v6e": Chip(918e12, 32 * 2**30, 1640e9, 3584e9 / 8, 2),
-    "tpu7x": Chip(2307e12, 192 * 2**30, 7380e9, 9600e9 / 8, 3),
+    "v4": Chip(275e12, 15.25, 1228e9, 2400e9 / 8, 3, devices=2),
+    "v5e": Chip(197e12, 15.75, 819e9, 1600e9 / 8, 2),
+    "v5p": Chip(459e12, 95.74, 2765e9, 4800e9 / 8, 3),
+    "v6e": Chip(918e12, 31.25, 1640e9, 3584e9 / 8, 2),
+    "tpu7x": Chip(2307e12, 94.75, 7380e9, 9600e9 / 8, 3, devices=2),
 }
 
 

@@ -40,6 +40,8 @@ class Program:
     """What to change where it does not fit."""
     calls: int = 1
     """Steps that one call makes."""
+    made: Callable[[Any], None] = lambda compiled: None
+    """Given the compiled program, whose outputs may be another's arguments."""
 
 
 def programs(run: Run, questions: int) -> Iterator[Program]:
@@ -77,10 +79,13 @@ def programs(run: Run, questions: int) -> Iterator[Program]:
         arrays = by_question(mesh, (*cut, keys))
         kwargs = dict(plan=sizes, backend=run.config.attention, **statics)
         shapes = jax.eval_shape(lambda params, *a: _prefill(params, *a, **kwargs), engine, *arrays)
-        started.append(by_question(mesh, shapes))
+        started.append(by_question(mesh, shapes))  # where the compiler leaves them is known once it has been through
         return _prefill.lower(engine, *arrays, **kwargs)
 
-    yield Program("prefill", prefill, masters_and_base, fewer)
+    def prefilled(compiled):
+        started[0] = placed(started[0], compiled.output_shardings)
+
+    yield Program("prefill", prefill, masters_and_base, fewer, made=prefilled)
 
     def decode():
         if not started:
@@ -139,6 +144,7 @@ def look(program: Program, hbm_bytes: int | None, *, fast: bool, tpu: bool) -> d
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return found | _too_large(str(error), live) | {"change": program.change}
+    program.made(compiled)
     memory, calls = compiled.memory_analysis(), program.calls
     own = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = own + memory.temp_size_in_bytes + live
@@ -170,8 +176,10 @@ def _analysed_flops(compiled) -> float | None:
 
 def _too_large(message: str, live: int) -> dict[str, Any]:
     """What the compiler tells of a program that it gives up on."""
-    used = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) (\w+)", message)
-    if used is None or used[5] != "hbm":
+    used = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message) or re.search(
+        r"required for HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message
+    )
+    if used is None:
         return {"peak_bytes": None, "problem": "the compiler runs out of memory: " + " ".join(message.split())[:200]}
     return {
         "peak_bytes": int(float(used[1]) * _UNITS[used[2]]) + live,

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remem_jax.plan.hlo import array_shapes, matmul_flops
 from remem_jax.model.splash import _kernel
+from remem_jax.plan.hlo import array_shapes, matmul_flops
 
 ROOT = Path(__file__).resolve().parents[2]
 
