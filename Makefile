@@ -12,7 +12,7 @@ ANSWER_ARGS ?= --agent rule_callback --memory-tag none --prompt-order question_l
   --chunk-tokens 1024 --memory-tokens 64 --max-reply-tokens 64
 
 .DEFAULT_GOAL := help
-.PHONY: help demo answer relay install test test-fast lint format bench clean
+.PHONY: help demo answer relay install test test-fast lint format bench plans clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ bench: .venv/.dev ## speed, memory and the compiler's view, against peers where 
 	$(BIN)/python benchmarks/data.py --out runs/bench/data.json
 	$(BIN)/python benchmarks/train.py --out runs/bench/train.json
 	$(BIN)/python benchmarks/compiler_view.py
+
+plans: .venv/.dev ## plan the 7B model on v5e:8x8, v5p:4x4x4 and v5e:2x2, without a TPU; writes runs/plans
+	$(BIN)/python benchmarks/plans.py --out runs/plans $(ARGS)
 
 clean: ## remove the environment, what runs wrote and caches
 	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
