@@ -121,9 +121,10 @@ def test_a_plan_names_every_function_its_memory_and_what_fits(planned):
         assert f["peak_bytes"] == f["live_bytes"] + f["argument_bytes"] + f["output_bytes"] + f["temporary_bytes"]
         assert f["fits"] is True
         assert f["seconds"] > 0
-    number = planned["parameters"] / 4  # masters and two moments of four bytes, engine and reference of two
-    for name, size in {"master weights and moments": 12, "reference or base": 2, "engine weights": 2}.items():
-        assert planned["live"][name] == pytest.approx(size * number, rel=0.01)
+    # Masters and two moments of four bytes and the reference of two lie over all four devices, the engine over tensor.
+    held = {"master weights and moments": 12 / 4, "reference or base": 2 / 4, "engine weights": 2 / 2}
+    for name, bytes_each in held.items():
+        assert planned["live"][name] == pytest.approx(bytes_each * planned["parameters"], rel=0.01)
     assert planned["fits"] is True
     assert planned["slots"] == 4 * planned["questions_in_flight"] > 0
     update = next(f for f in planned["functions"] if f["name"] == "update")

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from remem_jax.errors import RememError
-from remem_jax.mesh import make_mesh
+from remem_jax.mesh import check_mesh, make_mesh
 from remem_jax.plan import costs
 from remem_jax.plan.known import Chip, chip_of
 from remem_jax.plan.programs import look, programs
-from remem_jax.plan.run import abstract_run, batch_shards, bytes_a_device, training_rows, weights
+from remem_jax.plan.run import abstract_run, base_weights, batch_shards, bytes_a_device, engine_weights, training_rows
 from remem_jax.rl.config import TrainConfig
 from remem_jax.rl.memory import turn_tokens
 from remem_jax.rl.setup import abstract_state
@@ -49,6 +49,7 @@ def plan(request: dict[str, Any], tell) -> dict[str, Any]:
     dtype = config.dtype or ("bfloat16" if chip else "float32")
     backend = config.attention or ("splash" if chip else "blocked")
     run, notes = abstract_run(config, mesh, dtype, backend)
+    check_mesh(mesh, run.model.config, questions=config.rollout.questions)
     gib = chip.gib if chip else request["gib"]
     hbm_bytes = None if gib is None else int(gib * 2**30)
     parts = batch_shards(mesh)
@@ -59,11 +60,12 @@ def plan(request: dict[str, Any], tell) -> dict[str, Any]:
         found = look(program, hbm_bytes, fast=request["fast"], tpu=chip is not None)
         costs.add_work(found, run, questions, chip)
         functions.append(found)
-    engine = bytes_a_device(weights(run, dtype, stacked=False))
+    decoding = engine_weights(run)
+    engine = bytes_a_device(decoding)
     state = abstract_state(run)
     made: dict[str, Any] = {
         "model": config.model,
-        "parameters": costs.trained_parameters(weights(run, dtype, stacked=False)),
+        "parameters": costs.trained_parameters(decoding),
         "trained_parameters": costs.trained_parameters(state.params),
         "topology": topology,
         "devices": len(devices),
@@ -76,9 +78,7 @@ def plan(request: dict[str, Any], tell) -> dict[str, Any]:
         "hbm_bytes": hbm_bytes,
         "live": {
             "master weights and moments": bytes_a_device(state),
-            "reference or base": bytes_a_device(weights(run, dtype, stacked=True))
-            if config.lora.rank or config.loss.beta > 0
-            else 0,
+            "reference or base": bytes_a_device(base_weights(run)) if config.lora.rank or config.loss.beta > 0 else 0,
             "engine weights": engine,
         },
         "functions": functions,

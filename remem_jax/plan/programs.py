@@ -14,18 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from remem_jax.errors import RememError
-from remem_jax.mesh import parameter_shardings
-from remem_jax.model.config import parameter_tree
+from remem_jax.mesh import Placement
 from remem_jax.model.packing import Ragged
 from remem_jax.plan.hlo import collectives, matmul_flops
-from remem_jax.plan.run import batch_shards, by_question, bytes_a_device, placed, prompts, training_rows, weights
+from remem_jax.plan.run import base_weights, by_question, bytes_a_device, engine_weights, placed, prompts, training_rows
 from remem_jax.rl import step
 from remem_jax.rl.memory import turn_tokens
-from remem_jax.rl.setup import Run, _move_to_engine, abstract_state
+from remem_jax.rl.setup import Run, abstract_state, engine_move
 from remem_jax.rollout.generate import _decode, _fit, _plan, _prefill
 
 INTERVAL = 8  # decode steps between two tests for the end, as on accelerators
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class EveryProcess(Placement):
+    """A mesh whose rows are all here, whatever process its devices would belong to."""
+
+    @property
+    def own_shards(self) -> list[int]:
+        return list(range(self.shards))
 
 
 @dataclasses.dataclass
@@ -48,19 +55,16 @@ def programs(run: Run, questions: int) -> Iterator[Program]:
     """Every function with the shapes of `questions` in flight at their longest turn."""
     c, mesh = run.model.config, run.mesh
     state = abstract_state(run)
-    engine = weights(run, run.dtype, stacked=False)
+    engine = engine_weights(run)
     needs_base = run.config.lora.rank or run.config.loss.beta > 0
-    base = weights(run, run.dtype, stacked=True) if needs_base else None
+    base = base_weights(run) if needs_base else None
     frozen = base if run.config.lora.rank else None
     masters_and_base = (state, base)
 
-    leaves, structure = jax.tree.flatten(parameter_shardings(mesh, parameter_tree(c)))
-    scale = run.lora_scale if run.config.lora.rank else None
-    move = _move_to_engine(tuple(leaves), structure, scale, run.dtype)
     moments = dataclasses.replace(state, params=None)
     yield Program(
         "weight move",
-        lambda: move.lower(state.params, frozen),
+        lambda: engine_move(run).lower(state.params, frozen),
         (moments, None if frozen else base),
         "more chips along fsdp, or lora.rank above 0",
     )
@@ -71,9 +75,7 @@ def programs(run: Run, questions: int) -> Iterator[Program]:
 
     def prefill():
         prefixes, suffixes = prompts(run, questions)
-        sizes = _plan(c, prefixes, suffixes, run.agent.max_reply_tokens)
-        if sizes.rows % batch_shards(mesh):
-            raise RememError(f"{sizes.rows} questions in flight do not divide into {batch_shards(mesh)} parts")
+        sizes = _plan(c, prefixes, suffixes, run.agent.max_reply_tokens, EveryProcess(mesh))
         keys = jax.ShapeDtypeStruct((sizes.rows, run.config.rollout.group), jax.random.key(0).dtype)
         cut = (_fit(x, size, sizes.rows) for x, size in ((prefixes, sizes.prefix), (suffixes, sizes.suffix)))
         arrays = by_question(mesh, (*cut, keys))
@@ -191,7 +193,8 @@ def question_bytes(run: Run) -> int:
     """Decoding cache of one question on the device that holds it, heads split by tensor where they divide."""
     c, tokens = run.model.config, turn_tokens(run)
     prefixes, suffixes = (Ragged(x.ids[:1], x.lengths[:1]) for x in prompts(run, 1))
-    sizes = _plan(c, prefixes, suffixes, tokens["reply"])
+    sizes = _plan(c, prefixes, suffixes, tokens["reply"], Placement(None))
     slots = sizes.prefix + run.config.rollout.group * sizes.own_slots
-    heads = c.num_kv_heads // np.gcd(c.num_kv_heads, run.mesh.shape["tensor"])
+    tensor = run.mesh.shape["tensor"]
+    heads = c.num_kv_heads // tensor if c.num_kv_heads % tensor == 0 else c.num_kv_heads
     return int(slots * 2 * c.num_layers * heads * c.head_dim * np.dtype(run.dtype).itemsize)

@@ -15,7 +15,7 @@ import numpy as np
 
 from remem_jax.agent.prompts import LOOPLESS
 from remem_jax.errors import RememError
-from remem_jax.mesh import sharding
+from remem_jax.mesh import parameter_shardings, sharding
 from remem_jax.model.config import ModelConfig, from_hf, parameter_tree
 from remem_jax.model.load import Model, load_model
 from remem_jax.model.packing import Ragged
@@ -112,13 +112,21 @@ def by_question(mesh, tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def weights(run: Run, dtype: str, *, stacked: bool) -> Any:
-    """Shapes of a whole model on the mesh of the run."""
-    from remem_jax.mesh import parameter_shardings
+def engine_weights(run: Run) -> Any:
+    """Shapes of the weights that decode."""
+    return _weights(run, stacked=False, decoding=True)
 
-    specs = parameter_tree(run.model.config, stacked=stacked)
-    shapes = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(dtype)), specs)
-    return placed(shapes, parameter_shardings(run.mesh, specs))
+
+def base_weights(run: Run) -> Any:
+    """Shapes of the frozen base or the reference."""
+    return _weights(run, stacked=True, decoding=False)
+
+
+def _weights(run: Run, *, stacked: bool, decoding: bool) -> Any:
+    c = run.model.config
+    specs = parameter_tree(c, stacked=stacked)
+    shapes = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(run.dtype)), specs)
+    return placed(shapes, parameter_shardings(run.mesh, specs, head_dim=c.head_dim, decoding=decoding))
 
 
 def prompts(run: Run, questions: int) -> tuple[Ragged, Ragged]:
@@ -145,12 +153,12 @@ def pieces(run: Run) -> list[Group]:
 
 
 def training_rows(run: Run) -> TrainRows:
-    """A micro-batch: as many full rows as the token budget holds, at least one for each part of the batch."""
+    """A micro-batch: as many full rows a shard as the token budget holds, at least one."""
     piece = pieces(run)[0]
     tokens = row_size(len(piece.prefix_ids), piece.suffix_tokens)[1]
     fitting = max(run.config.memory.token_budget // tokens, 1)
-    rows = max(power_of_two(fitting + 1) // 2, batch_shards(run.mesh))
-    return pack_rows([piece] * rows)
+    shards = batch_shards(run.mesh)
+    return pack_rows([piece] * (power_of_two(fitting + 1) // 2 * shards), shards=shards)
 
 
 def bytes_a_device(tree: Any) -> int:

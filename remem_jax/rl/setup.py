@@ -234,11 +234,16 @@ def fresh_state(run: Run) -> TrainState:
 
 def engine_params(run: Run, state: TrainState) -> dict:
     """Weights for decoding: adapters merged, layers unstacked, in the compute dtype, split by tensor only."""
+    return engine_move(run)(state.params, run.frozen)
+
+
+def engine_move(run: Run) -> Any:
+    """The jitted function of trained and frozen parameters that makes them."""
     config = run.model.config
     places = parameter_shardings(run.mesh, parameter_tree(config), head_dim=config.head_dim, decoding=True)
     leaves, structure = jax.tree.flatten(places)
     scale = run.lora_scale if run.config.lora.rank else None
-    return _move_to_engine(tuple(leaves), structure, scale, run.dtype)(state.params, run.frozen)
+    return _move_to_engine(tuple(leaves), structure, scale, run.dtype)
 
 
 @functools.cache
