@@ -16,6 +16,7 @@ from remem_jax.data.pipeline import open_records
 from remem_jax.data.records import Record
 from remem_jax.data.token_cache import TokenCache
 from remem_jax.errors import RememError
+from remem_jax.processes import Processes
 from remem_jax.rl.lora import TARGETS
 from remem_jax.rl.scoring import Reward
 from remem_jax.settings import check_types, expand_paths, expect, expect_one_of, from_mapping
@@ -296,6 +297,8 @@ class TrainConfig:
     """Back end of packed attention; none by platform."""
     mesh: tuple[int, ...] = (1, -1, 1)
     """Devices along data, fsdp, tensor; -1 is what is left."""
+    processes: Processes = dataclasses.field(default_factory=Processes)
+    """How several processes find each other."""
     export: str = "best"
     """Weights written to run_dir/model at the end: best (by validation, else the last), last or none."""
     export_dtype: str = "float32"

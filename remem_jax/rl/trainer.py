@@ -20,9 +20,11 @@ from remem_jax.checkpoint import Checkpoints, check_space, find_checkpoint, rest
 from remem_jax.convert import convert
 from remem_jax.errors import RememError
 from remem_jax.eval.harness import evaluate, summary, write_results
+from remem_jax.mesh import make_mesh
 from remem_jax.observe.live import TrainScreen
 from remem_jax.observe.metrics import MetricWriter, append_line, open_lines, truncate_lines
 from remem_jax.observe.trajectories import scored_records, write_records
+from remem_jax.processes import check_tensor_axis, start
 from remem_jax.rl.config import TrainConfig
 from remem_jax.rl.grpo import Played, grpo_step
 from remem_jax.rl.memory import out_of_memory, questions_in_flight
@@ -79,6 +81,10 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
     Raises:
         RememError: what cannot work is told before training where it can be known.
     """
+    start(config.processes)
+    if jax.process_count() > 1:
+        check_tensor_axis(make_mesh(config.mesh))
+        raise RememError(f"processes: expected 1, found {jax.process_count()}: training in several is not there yet")
     with StopRequest() as stop:
         directory = Path(config.run_dir)
         check_export(config)
@@ -135,7 +141,7 @@ def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes:
     else:
         state, info = restore(source, like)
         info |= {"validated": -1, "best": None, "best_step": None}  # this run has none of its checkpoints
-    ignored = ("resume", "run_dir", "steps", "log")
+    ignored = ("resume", "run_dir", "steps", "log", "processes")
     changed = [name for name in lines_that_differ(info["config"], plain(config)) if name.split(".")[0] not in ignored]
     if changed:
         notes.append(f"settings changed since the checkpoint: {', '.join(changed)}")
