@@ -1,6 +1,7 @@
-"""A tiny random model with a byte tokenizer, so that code around a model can be tested in seconds, without a download.
+"""A tiny random model, a byte tokenizer and made-up episodes: test code around a model in seconds, without a download.
 
-The model's words mean nothing; what it computes is as exact as any other's, and the same for the same seed.
+The model's words mean nothing; what it computes is as exact as any other's, and the same for the same seed. An episode
+is told by its replies alone and is what an agent's loop would have made of them.
 
 Axes: D hidden, F feed-forward, H query heads, K key/value heads, h head size, L layers, V vocabulary.
 """
@@ -13,6 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from remem_jax.agent.loop import Episode, Turn
+from remem_jax.agent.protocol import count_boxes, parse_reply
+from remem_jax.agent.reading import Reading
+from remem_jax.agent.recall import retrieve_reference
+from remem_jax.errors import RememError
 from remem_jax.model.config import ModelConfig, Spec, parameter_tree
 from remem_jax.model.load import Model
 from remem_jax.token_rules import cut_ids, valid_text
@@ -108,3 +114,67 @@ def tiny_model(seed: int = 0, *, family: str = "llama", stacked: bool = False, *
         params["layers"] = jax.tree.map(lambda *leaves: np.stack(leaves), *params["layers"])
     params = jax.tree.map(jnp.asarray, params)
     return Model(config, params, DummyTokenizer(), jnp.dtype("float32"), Path("tiny"))
+
+
+def make_episode(
+    *replies: str,
+    question: str = "Who wrote the letter?",
+    chunks: Sequence[str] | None = None,
+    agent: str = "rememr1",
+    rollout: int = 0,
+) -> Episode:
+    """The episode in which an agent gave these replies, to test a reward on.
+
+    Replies are read as any agent's: a broken one keeps the old memory, a query looks up the memories written before,
+    the one now shown aside. Lengths are not limited, log-probabilities and seconds are 0.
+
+    Args:
+        replies: one a memory turn, the final one last, with their marks: `<memory>...</memory>`, `\\boxed{...}`.
+        question: all rollouts of a group must have the same one, and the same chunks.
+        chunks: texts read, one a memory turn; `part 1`, `part 2` ... where none are given.
+        agent: `rememr1`, or `memagent`, which writes no queries.
+        rollout: its number in the group.
+
+    Raises:
+        RememError: no reply, another number of chunks than of memory turns, or another agent.
+    """
+    if not replies:
+        raise RememError("make_episode: expected at least the final reply, found none")
+    if agent not in ("rememr1", "memagent"):
+        raise RememError(f"make_episode: agent must be rememr1 or memagent, found {agent!r}")
+    memory_turns = len(replies) - 1
+    texts = [f"part {t + 1}" for t in range(memory_turns)] if chunks is None else list(chunks)
+    if len(texts) != memory_turns:
+        raise RememError(f"make_episode: expected {memory_turns} chunks for {len(replies)} replies, found {len(texts)}")
+    tokenizer = DummyTokenizer()
+    ids = tuple(np.asarray(tokenizer.encode(text), np.int32) for text in texts)
+    reading = Reading(question, question, tuple(tokenizer.encode(question)), ids, sum(map(len, ids)))
+    episode = Episode(reading, rollout)
+    written: list[str | None] = []
+    current, query = -1, None
+    for turn, reply in enumerate(replies):
+        allowed = [slot != current for slot in range(turn)]
+        slot, score = retrieve_reference(written, allowed, query or "")
+        recalled = written[slot] if slot >= 0 else None
+        final = turn == memory_turns
+        parsed = None if final else parse_reply(reply, callbacks=agent == "rememr1")
+        if parsed is not None:
+            written.append(parsed.memory if parsed.valid else None)
+            current = turn if parsed.valid else current
+            query = parsed.callback
+        valid = count_boxes(reply) == 1 if parsed is None else parsed.valid
+        shown = [question, "" if final else texts[turn], episode.memory or "", recalled or ""]
+        memory = written[current] if current >= 0 else None
+        reply_ids = np.asarray([*tokenizer.encode(reply), *tokenizer.eos_ids], np.int32)
+        nothing = np.zeros(len(reply_ids), np.float32)
+        episode.turns.append(
+            Turn(
+                turn=turn, final=final, prompt_tokens=sum(len(tokenizer.encode(text)) for text in shown),
+                reply_ids=reply_ids, logprobs=nothing, sampled_logprobs=nothing, ended=True, reply=reply,
+                recalled_step=slot, recalled_score=score, recalled=recalled, valid=valid,
+                reason=("" if valid else "not_one_box") if parsed is None else parsed.reason,
+                memory=memory, memory_cut=False, callback=None if parsed is None else parsed.callback,
+                dropped_words=0, seconds=0.0, lookup_seconds=0.0, memory_tokens=len(tokenizer.encode(memory or "")),
+            )
+        )  # fmt: skip
+    return episode

@@ -4,6 +4,7 @@ Axes: `N` questions, `G` rollouts. In the prompts here `Q[..]` is the question, 
 and `R[..]` the recalled one.
 """
 
+import random
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from remem_jax.agent.reading import Reading, prepare
 from remem_jax.config import AgentConfig
 from remem_jax.data.documents import Document
 from remem_jax.rollout.generate import Generation
-from remem_jax.testing import SPECIAL, DummyTokenizer
+from remem_jax.testing import SPECIAL, DummyTokenizer, make_episode
 
 TOKENIZER = DummyTokenizer()
 EOS = TOKENIZER.eos_ids[0]
@@ -398,3 +399,33 @@ def test_a_document_free_question_of_an_agent_without_a_loop_still_gets_its_prom
     replies = {("who", ""): "\\boxed{1}"}
     [[episode]], _, _ = play(monkeypatch, [reading("x", "who")], replies, agent="full_context")
     assert prompt(episode.turns[0]) == "All.\n\nQ[who]\n\nC[]\n\nAnswer." and episode.answer == "1"
+
+
+@pytest.mark.parametrize("agent", ["rememr1", "memagent"])
+def test_an_episode_made_of_an_agents_replies_is_the_agents_own(monkeypatch, agent):
+    """`testing.make_episode` against 16 scripted rollouts of 5 memory turns: valid, broken, hits and misses."""
+    chance = random.Random(5)
+    animals = ["red fox", "blue hen", "Fox, red", "old hen", "cat"]
+    forms = ["<memory>{0}</memory>", "<callback>{1}</callback><memory> {0}\n</memory>", "<memory>{0}"]
+    forms += ["<callback> </callback><memory>{0}</memory>", "<thinking>{1}</thinking>{0}"]
+    weights, texts = [3, 6, 1, 1, 1], [f"part {t}" for t in range(5)]
+
+    def reply(_):
+        return chance.choices(forms, weights)[0].format(chance.choice(animals), chance.choice(animals))
+
+    replies: dict = {("who", text): [reply(g) for g in range(16)] for text in texts}
+    replies["who", None] = [chance.choice(["\\boxed{fox}", "\\boxed{a}\\boxed{b}", "hen"]) for _ in range(16)]
+    [group], _, _ = play(monkeypatch, [reading("x", "who", *texts)], replies, rollouts=16, agent=agent)
+    names = ["turn", "final", "reply", "ended", "recalled_step", "recalled", "valid", "reason", "memory", "callback"]
+    names += ["memory_tokens", "memory_cut"]
+    for episode in group:
+        made = make_episode(
+            *(turn.reply for turn in episode.turns), question="who", chunks=texts, agent=agent, rollout=episode.rollout
+        )
+        assert (made.answer, made.memory, made.rollout) == (episode.answer, episode.memory, episode.rollout)
+        for turn, again in zip(episode.turns, made.turns, strict=True):
+            assert [getattr(again, name) for name in names] == [getattr(turn, name) for name in names]
+            assert again.reply_ids.tolist() == turn.reply_ids.tolist()
+            assert again.recalled_score == pytest.approx(turn.recalled_score)
+    recalls = sum(turn.recalled is not None for episode in group for turn in episode.turns)
+    assert recalls > 16 if agent == "rememr1" else recalls == 0
