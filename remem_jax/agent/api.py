@@ -24,7 +24,7 @@ LENGTHS = ("chunk_tokens", "memory_tokens", "max_reply_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What an agent answered and how it came there; prints as its text."""
+    """What an agent answered and how it came there; prints as its text, shows its turns in a notebook."""
 
     question: str
     text: str | None
@@ -38,6 +38,12 @@ class Answer:
 
     def __str__(self) -> str:
         return "(no answer)" if self.text is None else self.text
+
+    def _repr_html_(self) -> str:
+        from remem_jax.observe.snippet import trajectory_html
+        from remem_jax.observe.stories import as_trajectory
+
+        return trajectory_html(as_trajectory(self))
 
     @property
     def seconds(self) -> float:
