@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from remem_jax.errors import RememError
+from remem_jax.paths import local
 
 data = typer.Typer(name="data", help="Build and check sets of long contexts.", rich_markup_mode=None)
 
@@ -100,7 +101,7 @@ def check(
     kind: Annotated[str | None, typer.Option(help="Kind of a question file, where its fields do not tell it.")] = None,
 ) -> None:
     """Read every question of a file, or compare every byte of a built set with its manifest."""
-    if path.is_dir():
+    if local(path).is_dir():
         from remem_jax.data.built import check_built
 
         if kind is not None:
@@ -131,7 +132,7 @@ def _sizes(given: list[str]) -> tuple[int, ...]:
 
 def _model(name: str | None) -> str | Path | None:
     """A tokenizer's place on this machine."""
-    if name is None or Path(name).exists():
+    if name is None or local(name).exists():
         return name
     from remem_jax.model.hub import resolve_model
 

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import os
 import re
 import textwrap
 import types
@@ -20,16 +19,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from remem_jax.errors import RememError
+from remem_jax.paths import expanded, local, url_of
 
 T = TypeVar("T")
 
 
 def expand_paths(config: Any, *names: str) -> None:
-    """Paths may begin with `~`, which a shell leaves alone behind `run_dir=` and in a file; of a frozen dataclass."""
+    """Paths may begin with `~`, which a shell leaves alone behind `run_dir=` and in a file, or with `file://`."""
     for name in names:
         value = getattr(config, name)
         if value is not None:
-            object.__setattr__(config, name, os.path.expanduser(value))
+            object.__setattr__(config, name, expanded(value))
 
 
 def expect(holds: bool, name: str, expected: str, found: Any) -> None:
@@ -169,9 +169,9 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str] 
     for item in overrides:
         if not item.partition("=")[0].strip() or "=" not in item:
             raise RememError(f"override: expected name=value, such as sampling.top_p=0.9, found {item!r}")
-    where = "overrides" if path is None else str(path)
+    where = "overrides" if path is None else url_of(path) or str(path)
     try:
-        base = omegaconf.OmegaConf.create({}) if path is None else omegaconf.OmegaConf.load(path)
+        base = omegaconf.OmegaConf.create({}) if path is None else omegaconf.OmegaConf.load(local(path))
         merged = omegaconf.OmegaConf.merge(base, omegaconf.OmegaConf.from_dotlist(list(overrides)))
         values = omegaconf.OmegaConf.to_container(merged, resolve=True)
     except FileNotFoundError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from remem_jax.errors import RememError
+from remem_jax.paths import local
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _NORMAL, _CONTROL = 1, 3  # tokenizer.ggml.token_type
@@ -64,7 +65,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises RememError where there is none or it can't be read.
     """
-    path = Path(path)
+    path = local(path)
     if path.is_dir():
         path = _in_directory(path)
     if not path.is_file():

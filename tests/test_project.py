@@ -59,7 +59,7 @@ def test_the_ranges_of_jax_flax_and_python_are_the_promised_ones():
 def test_torch_is_only_a_dependency_of_parity_tests_on_python_3_11():
     assert "torch" not in required(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
-    assert sorted(extras) == ["cuda12", "cuda13", "dev", "tpu"]
+    assert sorted(extras) == ["cuda12", "cuda13", "dev", "gcs", "tpu"]
     assert [name for name, needs in extras.items() if "torch" in required(needs)] == ["dev"]
     assert "torch == 2.13.0; python_version < '3.12'" in extras["dev"]
     assert ["torch" in pins(minor) for minor in ("311", "312", "313")] == [True, False, False]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from remem_jax.agent.protocol import Tags
 from remem_jax.errors import RememError
+from remem_jax.paths import local
 from remem_jax.tokenizer import Tokenizer
 
 AGENTS = ("rememr1", "memagent", "rule_callback", "full_context", "retrieval")
@@ -91,7 +92,7 @@ def load_prompts(source: str | Path | Mapping[str, str] | None = None) -> Prompt
         given = {}
     else:
         where = f"prompt folder {source}"
-        given = _read_folder(Path(source))
+        given = _read_folder(local(source))
     for name, text in given.items():
         if name not in _NEEDS:
             raise RememError(f"{where}: unknown text {name!r}, {_nearest(name, _NEEDS)}")

@@ -29,6 +29,7 @@ from remem_jax.data.records import Record
 from remem_jax.data.selection import Selected, select
 from remem_jax.errors import RememError
 from remem_jax.locks import lock_folder
+from remem_jax.paths import expanded, local, only_here
 from remem_jax.tokenizer import Tokenizer, load_tokenizer
 
 BLOCK = 64  # questions a worker may be ahead of the writer
@@ -105,7 +106,8 @@ def build_set(
     Raises:
         RememError: input that cannot be read, too small a corpus, or a folder that holds something else.
     """
-    out = Path(os.path.abspath(out))
+    only_here(out, "out")
+    out = Path(os.path.abspath(expanded(str(out))))
     if workers < 1:
         raise RememError(f"workers must be at least 1, found {workers}")
     if not sources or not corpus:
@@ -276,10 +278,11 @@ def _without_texts(record: Record) -> Record:
 
 def _input(path: str | Path) -> dict[str, Any]:
     """An input by its bytes, not by its name or place; a built set by its manifest, which has hashes of the rest."""
-    if Path(path).is_dir():
+    path = local(path)
+    if path.is_dir():
         read_manifest(path)
-        path = Path(path) / MANIFEST
-    return {"bytes": Path(path).stat().st_size if Path(path).is_file() else 0, "sha256": hash_file(path)}
+        path = path / MANIFEST
+    return {"bytes": path.stat().st_size if path.is_file() else 0, "sha256": hash_file(path)}
 
 
 def _digest(value: Any) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from remem_jax.data.records import Record
 from remem_jax.errors import RememError
+from remem_jax.paths import local
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -24,12 +25,13 @@ def load_contexts(folder: str | Path, documents: int) -> "Contexts":
     Raises:
         RememError: no built set, a file of another size than it was made with, or a size that the set does not have.
     """
+    folder = local(folder)
     manifest = read_manifest(folder)
     sizes = manifest["documents"]
     if documents not in sizes:
         known = ", ".join(map(str, sizes))
         raise RememError(f"{folder}: no contexts of {documents} documents: it has {known}; build a set that has them")
-    return Contexts(Path(folder), manifest["split"], documents)
+    return Contexts(folder, manifest["split"], documents)
 
 
 class Contexts(Sequence[Record]):
@@ -88,7 +90,8 @@ def questions_of(folder: str | Path) -> Iterator[tuple[str, str]]:
     """Id and question of every question of a built set."""
     from remem_jax.data.tables import open_table
 
-    for row in open_table(Path(folder) / "questions", read_manifest(folder)["split"]):
+    folder = local(folder)
+    for row in open_table(folder / "questions", read_manifest(folder)["split"]):
         yield row["id"].decode(), row["question"].decode()
 
 
@@ -98,7 +101,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     Raises:
         RememError: no built set, one of another format, or a file that is missing or of another length.
     """
-    path = Path(folder) / MANIFEST
+    path = local(folder) / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
         files, sizes, split = manifest["files"], manifest["documents"], manifest["split"]
@@ -110,7 +113,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if manifest.get("format") != FORMAT or not isinstance(sizes, list) or not isinstance(split, str):
         raise RememError(f"{folder}: expected a set of format {FORMAT}, found {manifest.get('format')}: build it again")
     for name, length in lengths.items():
-        file = Path(folder) / name
+        file = path.parent / name
         found = file.stat().st_size if file.is_file() else None
         if found != length:
             what = "none" if found is None else f"{found}"
@@ -124,17 +127,18 @@ def check_built(folder: str | Path) -> dict[str, Any]:
     Raises:
         RememError: as `read_manifest`, or a file whose bytes are not those that were written.
     """
+    folder = local(folder)
     manifest = read_manifest(folder)
     for name, file in manifest["files"].items():
-        if hash_file(Path(folder) / name) != file["sha256"]:
-            raise RememError(f"{Path(folder) / name}: its bytes are not those that were written: build the set again")
+        if hash_file(folder / name) != file["sha256"]:
+            raise RememError(f"{folder / name}: its bytes are not those that were written: build the set again")
     return manifest
 
 
 def hash_file(path: str | Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes."""
     try:
-        with Path(path).open("rb") as file:
+        with local(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise RememError(f"{path}: no such file: check the path") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from remem_jax.errors import RememError
+from remem_jax.paths import local, url_of
 
 SUFFIXES = (".txt", ".md", ".jsonl")
 LONG_PARAGRAPH = 2000
@@ -42,15 +43,15 @@ def read_documents(paths: Sequence[str | Path], stdin: BinaryIO | None = None) -
             if stdin is None:
                 raise RememError("documents: '-' reads standard input, which is not open: name a file instead")
             documents.append(Document("standard input", _text(stdin.read(), "standard input")))
-        elif Path(path).is_dir():
-            files = _files_below(Path(path))
+        elif (place := local(path)).is_dir():
+            files = _files_below(place)
             if not files:
                 raise RememError(
                     f"{path}: no readable document in this directory: put {', '.join(SUFFIXES)} files there"
                 )
             documents += [document for file in files for document in _read_file(file)]
         else:
-            documents += _read_file(Path(path))
+            documents += _read_file(place)
     return documents
 
 
@@ -99,9 +100,10 @@ def _pieces(paragraph: str) -> list[str]:
 
 def json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of a `.jsonl` or `.jsonl.gz` file, each with its place ("FILE line 3"); blank lines are passed over."""
-    for number, line in enumerate(read_text(Path(path)).split("\n"), 1):
+    name = url_of(path) or path
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
-            place = f"{path} line {number}"
+            place = f"{name} line {number}"
             yield place, json_object(line, place)
 
 
@@ -160,15 +162,15 @@ def paragraphs_field(value: dict[str, Any], place: str) -> list[Document]:
     ]
 
 
-def read_text(path: Path) -> str:
+def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file, unzipped if its name ends in `.gz`; what cannot be read or is no UTF-8 is named."""
-    data = _bytes(path)
-    if path.name.endswith(".gz"):
+    data, path = _bytes(local(path)), url_of(path) or str(path)
+    if path.endswith(".gz"):
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise RememError(f"{path}: expected a gzip file, found a broken one ({error}): fetch it again") from None
-    return _text(data, str(path))
+    return _text(data, path)
 
 
 def _files_below(folder: Path) -> list[Path]:

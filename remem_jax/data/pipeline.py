@@ -22,6 +22,7 @@ from remem_jax.data.built import Contexts, load_contexts, questions_of
 from remem_jax.data.records import Record, read_records
 from remem_jax.data.token_cache import TokenCache
 from remem_jax.errors import RememError
+from remem_jax.paths import local
 from remem_jax.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -46,11 +47,12 @@ def open_records(path: str | Path, documents: int | None = None) -> Sequence[Rec
     Raises:
         RememError: no such file or folder, or a size that it does not have.
     """
-    if Path(path).is_dir():
+    place = local(path)
+    if place.is_dir():
         if documents is None:
             raise RememError(f"{path}: expected how many documents a context should have, found none: set documents")
-        return load_contexts(path, documents)
-    if documents is not None and not Path(path).exists():
+        return load_contexts(place, documents)
+    if documents is not None and not place.exists():
         raise RememError(f"{path}: no such file or folder: check the path")
     if documents is not None:
         raise RememError(

@@ -14,6 +14,7 @@ from remem_jax.data.records import Record
 from remem_jax.data.sources import read_source
 from remem_jax.errors import RememError
 from remem_jax.eval.normalise import normalise
+from remem_jax.paths import local
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _others(exclude: Sequence[str | Path], on_error: str) -> tuple[set[str], set
 
 
 def _named(path: str | Path, on_error: str) -> Iterable[tuple[str, str]]:
-    if Path(path).is_dir():
+    if local(path).is_dir():
         return questions_of(path)
     return ((record.id, record.question) for record in read_source(path, on_error=on_error).records)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from remem_jax.data.documents import json_object, kind_of_value, read_text
 from remem_jax.errors import RememError
+from remem_jax.paths import local
 
 ROWS_AT_ONCE = 16  # a row may hold millions of characters
 
@@ -21,7 +22,7 @@ def source_items(path: str | Path) -> Iterator[tuple[str, dict[str, Any] | Remem
     of half a gigabyte needs its text in memory and not ten times that. Raises RememError for a file that is broken
     as a whole: none of it can be trusted then.
     """
-    path = Path(path)
+    path = local(path)
     if _is_parquet(path):
         yield from _parquet_rows(path)
         return

@@ -14,6 +14,7 @@ from remem_jax.agent.protocol import Tags
 from remem_jax.config import AGENTS, Sampling
 from remem_jax.errors import RememError
 from remem_jax.model.attention import BACKENDS
+from remem_jax.paths import only_here
 from remem_jax.settings import check_types, expand_paths, expect, expect_one_of, from_mapping
 
 METRICS = ("exact_match", "f1", "sub_exact_match", "sub_exact_match_published")
@@ -92,6 +93,9 @@ class EvalConfig:
     def __post_init__(self):
         check_types(self)
         expand_paths(self, "out", "cache")
+        for name in ("out", "cache"):
+            if (path := getattr(self, name)) is not None:
+                only_here(path, name)
         for section in ("models", "agents", "datasets"):
             names = getattr(self, section)
             expect(bool(names), section, "at least one", "none")

@@ -31,6 +31,7 @@ from remem_jax.eval.config import EvalConfig, agent_models, agent_settings, data
 from remem_jax.model import load_model
 from remem_jax.model.attention import why_not
 from remem_jax.model.load import Model
+from remem_jax.paths import local
 
 _BLOCKS, _BLOCK_BYTES = 64, 2**16  # of a file of weights, read to tell it from another
 
@@ -188,7 +189,7 @@ def _open_questions(config: EvalConfig) -> list[Questions]:
                 documents = documents or max(len(record.paragraphs) for record in records)
             assert documents is not None  # a folder without sizes was refused
             chosen = records[: config.questions]
-            found.append(Questions(name, documents, chosen, tuple(record.id for record in chosen), Path(path)))
+            found.append(Questions(name, documents, chosen, tuple(record.id for record in chosen), local(path)))
     return found
 
 

