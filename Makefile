@@ -12,7 +12,7 @@ ANSWER_ARGS ?= --agent rule_callback --memory-tag none --prompt-order question_l
   --chunk-tokens 1024 --memory-tokens 64 --max-reply-tokens 64
 
 .DEFAULT_GOAL := help
-.PHONY: help demo answer relay install test test-fast lint format bench plans clean
+.PHONY: help demo answer warm relay install test test-fast lint format bench plans clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -25,6 +25,11 @@ answer: .venv/.core ## SmolLM2-135M answers two questions over examples/dossier
 	$(BIN)/remem answer --model smollm2 --questions examples/questions.txt --documents examples/dossier \
 	  $(ANSWER_ARGS) --trace $(ANSWER_TRACE)
 	@$(BIN)/python examples/show_trace.py $(ANSWER_TRACE)
+
+warm: .venv/.core ## a model of the relay task that training can start from; 3 minutes, writes runs/relay
+	$(BIN)/python -m remem_jax.data.relay --out runs/relay/data
+	$(BIN)/remem train configs/relay_practice.yaml
+	$(BIN)/remem train configs/relay_warm.yaml
 
 relay: .venv/.core ## the demo's experiment in full: three seeds, 500 questions a cell; writes runs/relay
 	$(BIN)/python examples/relay.py --out runs/relay --budget full $(ARGS)

@@ -1,12 +1,56 @@
-"""The documentation names things that exist."""
+"""The documentation names things that exist: functions, files, commands with options, settings, code that runs."""
 
+import ast
 import importlib
+import json
+import os
 import re
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
 
-DOCS = Path(__file__).parents[1] / "docs"
+from remem_jax.cli import app
+from remem_jax.data.records import read_records
+from remem_jax.errors import RememError
+from remem_jax.eval.config import EvalConfig
+from remem_jax.rl.config import TrainConfig
+from remem_jax.settings import from_mapping, load_config
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of indented or fenced blocks that run `remem`, continued lines joined, remarks and shell variables cut."""
+    text = re.sub(r"\\\n *", " ", page.read_text())
+    found = re.findall(r"^(?:    |\$ )? *(?:\.venv/bin/)?remem (.+)$", text, flags=re.MULTILINE)
+    return [re.split(r"\s[#>]\s| {4,}", line)[0].replace("$", "") for line in found]
+
+
+def every(read) -> list:
+    return [pytest.param(page, one, id=f"{page.name}-{i}") for page in PAGES for i, one in enumerate(read(page))]
+
+
+def parse(words: Sequence[str]) -> None:
+    """Check a command's name, options and number of arguments, as the command line would; run nothing."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        name, *words = words
+        assert name in command.commands, f"remem has no command {name}"
+        command = command.commands[name]
+    command.make_context("remem", [*words])
 
 
 def test_every_function_of_the_map_from_method_to_code_exists():
@@ -17,7 +61,69 @@ def test_every_function_of_the_map_from_method_to_code_exists():
         assert callable(getattr(importlib.import_module(module), attribute)), name
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_relative_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-        assert re.match(r"[a-z]+:", target) or (page.parent / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files_and_headings(page):
+    for target, heading in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        if heading:
+            heads = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+            assert heading in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, heading
+
+
+@pytest.mark.parametrize(("page", "code"), every(lambda page: blocks(page, "python")))
+def test_python_blocks_parse_and_import_names_that_exist(page, code):
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("remem_jax"):
+            for name in node.names:
+                assert hasattr(importlib.import_module(node.module), name.name), f"{node.module}.{name.name}"
+
+
+@pytest.mark.parametrize(("page", "line"), every(commands))
+def test_the_options_of_every_command_exist(page, line):
+    words = [word for word in shlex.split(line) if not word.startswith("[")]
+    parse(words)
+    settings = {"train": TrainConfig, "eval": EvalConfig}.get(words[0])
+    if settings is not None and words[1].startswith("configs/"):
+        given = [word for word in words[2:] if not word.startswith(("-", "reward.function="))]
+        load_config(settings, ROOT / words[1], given)
+
+
+def test_a_command_that_does_not_exist_would_be_found():
+    for line in ("trian x", "train", "answer --modle x", "data biuld x", "plan configs/relay.yaml --topologie x"):
+        with pytest.raises((AssertionError, typer.BadParameter.__mro__[2])):
+            parse(line.split())
+    with pytest.raises(RememError, match="steps"):
+        load_config(TrainConfig, ROOT / "configs" / "relay.yaml", ["stepz=3"])
+
+
+def test_the_smallest_configuration_of_the_training_page_is_one():
+    (text,) = blocks(DOCS / "training.md", "yaml")
+    assert from_mapping(TrainConfig, yaml.safe_load(text)).run_dir == "runs/first"
+
+
+def test_the_reward_of_the_docs_passes_its_own_test_and_its_record_is_one(tmp_path, monkeypatch):
+    page = DOCS / "own-reward.md"
+    reward, check = blocks(page, "python")
+    (tmp_path / "my_rewards.py").write_text(reward)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    names: dict = {}
+    exec(compile(check, "test_my_rewards.py", "exec"), names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
+    monkeypatch.delitem(sys.modules, "my_rewards")
+    (record,) = blocks(page, "json")
+    (tmp_path / "data.jsonl").write_text(json.dumps(json.loads(record)) + "\n")
+    (read,) = read_records(tmp_path / "data.jsonl")
+    assert read.answers == ("Visby",) and len(read.paragraphs) == 2
+
+
+def test_the_prompt_texts_that_the_docs_name_are_those_of_the_package():
+    named = set(re.findall(r"`(\w+\.txt)`", (DOCS / "own-reward.md").read_text()))
+    assert len(named) >= 11
+    assert named <= set(os.listdir(ROOT / "remem_jax" / "agent" / "prompt_texts"))
