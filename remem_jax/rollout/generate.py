@@ -28,6 +28,9 @@ from remem_jax.rollout.sampling import sample
 
 COMPACT_FROM = 8  # rows from which a smaller batch is worth its compilation
 COMPACT_REPLY = 16  # limit of a reply from which it is
+PART_TOKENS = 4096  # suffix tokens that a part of a group has at least, where prefill reads it in parts
+PREFIX_SHARE = 0.05  # of the suffixes' tokens: what reading the prefix once a part may add
+LONGEST_ROW = 65_408  # tokens of a packed row: splash attention keeps its indices in 16 bits
 FIRST_REPLY_SLOTS = 256  # own cache slots for the reply at first; doubled when a reply outgrows them
 
 
@@ -165,7 +168,8 @@ class _Plan:
     rows: int  # questions, padded with dead ones
     prefix: int
     suffix: int
-    row_tokens: int
+    parts: int  # of a group, one after the other in prefill, each with the prefix before it
+    row_tokens: int  # of a part
     own_slots: int
     reply: int
 
@@ -182,17 +186,37 @@ def _plan(config: ModelConfig, prefixes: Ragged, suffixes: Ragged, reply: int, p
         )
     prefix = bucket(int(prefix_lengths.max())) if prefix_lengths.max() else 0
     suffix = bucket(int(suffix_lengths.max()))
-    groups = suffix_lengths.shape[1]
-    total = suffix if groups == 1 else bucket(int(suffix_lengths.sum(axis=1).max()))
-    tokens = prefix + total
+    group = suffix_lengths.shape[1]
+    parts = _prefill_parts(suffix_lengths, prefix)
+    tokens = prefix + (suffix if parts == group else bucket(_longest_part(suffix_lengths, parts)))
     return _Plan(
         rows=len(placement.own_shards) * power_of_two(-(-len(prefix_lengths) // len(placement.own_shards))),
         prefix=prefix,
         suffix=suffix,
+        parts=parts,
         row_tokens=-(-tokens // 128) * 128 if tokens > 128 else tokens,
         own_slots=suffix + bucket(min(reply, FIRST_REPLY_SLOTS)),
         reply=reply,
     )
+
+
+def _prefill_parts(suffix_lengths: np.ndarray, prefix: int) -> int:
+    """Parts that prefill reads groups in: one, unless long suffixes make it cheap to read the prefix once a part.
+
+    What a pass holds falls with the number of parts, and no row may be longer than splash attention can count.
+    """
+    group = suffix_lengths.shape[1]
+    suffixes = _longest_part(suffix_lengths, 1)
+    for n in (n for n in range(group, 0, -1) if group % n == 0):
+        if n == 1 or (suffixes >= n * PART_TOKENS and (n - 1) * prefix <= PREFIX_SHARE * suffixes):
+            break
+    longer = [m for m in range(n, group + 1) if group % m == 0]
+    return next((m for m in longer if prefix + bucket(_longest_part(suffix_lengths, m)) <= LONGEST_ROW), group)
+
+
+def _longest_part(suffix_lengths: np.ndarray, parts: int) -> int:
+    n, group = suffix_lengths.shape
+    return int(suffix_lengths.reshape(n, parts, group // parts).sum(axis=2).max())
 
 
 def _fit(lists: Ragged, size: int, rows: int) -> Ragged:
@@ -218,34 +242,29 @@ def _prefill(
 ) -> _State:
     """Keys and values of every prompt in one packed pass, and the first token of every reply."""
     n, g = suffixes.lengths.shape
-    rows = pack_groups(prefixes, suffixes, row_tokens=plan.row_tokens)
-    hidden, kv = forward(params, config, rows, backend=backend, return_kv=True)
-    assert kv is not None
-    starts = suffix_starts(suffixes.lengths, plan.prefix)
-    last = jnp.maximum(starts + suffixes.lengths - 1, 0)
-    hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)  # [N, G, D]
-    logits = head_logits(params, hidden.reshape(n * g, -1))
-
-    first = plan.suffix - suffixes.lengths  # suffixes end at one slot
-    source = starts[..., None] + jnp.arange(plan.suffix, dtype=jnp.int32) - first[..., None]  # [N, G, S]
-    source = jnp.clip(source, 0, plan.row_tokens - 1).reshape(n, -1)
-    spare = plan.own_slots - plan.suffix
-
-    def own_part(x):  # [N, T, K, h] -> [N, G, K, C, h]
-        x = jnp.take_along_axis(x, source[..., None, None], axis=1).reshape(n, g, plan.suffix, *x.shape[2:])
-        return jnp.pad(jnp.swapaxes(x, 2, 3), ((0, 0), (0, 0), (0, 0), (0, spare), (0, 0)))
-
-    def prefix_part(x):  # [N, T, K, h] -> [N, K, P, h]
-        return jnp.swapaxes(x[:, : plan.prefix], 1, 2)
-
-    cache = Cache(
-        prefix=tuple((prefix_part(k), prefix_part(v)) for k, v in kv) if plan.prefix else (),
-        prefix_lengths=prefixes.lengths,
-        own=tuple((own_part(k), own_part(v)) for k, v in kv),
-        first=first,
-    )
-    blank = jnp.zeros((n, g, plan.reply), jnp.float32)
     mesh = mesh_of(params)
+    read = functools.partial(_read_prompts, params, prefixes, config=config, plan=plan, backend=backend)
+    if plan.parts == 1:
+        hidden, prefix, own = read(suffixes)
+    else:
+        size = g // plan.parts
+
+        def add_part(i, found):
+            part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size, axis=1), suffixes)
+            hidden, prefix, own = read(part)
+            put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=i * size, axis=1)
+            return put(found[0], hidden), prefix, jax.tree.map(put, found[2], own)
+
+        def room(x, of_group: bool):
+            return jnp.zeros((n, g, *x.shape[2:]) if of_group else x.shape, x.dtype)
+
+        one = jax.eval_shape(read, jax.tree.map(lambda x: x[:, :size], suffixes))
+        found = tuple(jax.tree.map(functools.partial(room, of_group=i != 1), x) for i, x in enumerate(one))
+        found = (found[0], *(jax.tree.map(functools.partial(_by_head, mesh), x) for x in found[1:]))
+        hidden, prefix, own = jax.lax.fori_loop(0, plan.parts, add_part, found)
+    logits = head_logits(params, hidden.reshape(n * g, -1))
+    cache = Cache(prefix=prefix, prefix_lengths=prefixes.lengths, own=own, first=plan.suffix - suffixes.lengths)
+    blank = jnp.zeros((n, g, plan.reply), jnp.float32)
     state = _State(
         cache=cache,
         keys=keys,
@@ -263,19 +282,47 @@ def _prefill(
     return _sharded(_take(state, logits.reshape(n, g, -1), sampling, eos), mesh)
 
 
+def _read_prompts(params, prefixes: Ragged, suffixes: Ragged, *, config, plan: _Plan, backend):
+    """Hidden states of the last tokens `[N, G, D]`, and the cache's prefix and own part, from one packed pass."""
+    n, g = suffixes.lengths.shape
+    rows = pack_groups(prefixes, suffixes, row_tokens=plan.row_tokens)
+    hidden, kv = forward(params, config, rows, backend=backend, return_kv=True)
+    assert kv is not None
+    starts = suffix_starts(suffixes.lengths, plan.prefix)
+    last = jnp.maximum(starts + suffixes.lengths - 1, 0)
+    hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)
+
+    first = plan.suffix - suffixes.lengths  # suffixes end at one slot
+    source = starts[..., None] + jnp.arange(plan.suffix, dtype=jnp.int32) - first[..., None]  # [N, G, S]
+    source = jnp.clip(source, 0, plan.row_tokens - 1).reshape(n, -1)
+    spare = plan.own_slots - plan.suffix
+
+    def own_part(x):  # [N, T, K, h] -> [N, G, K, C, h]
+        x = jnp.take_along_axis(x, source[..., None, None], axis=1).reshape(n, g, plan.suffix, *x.shape[2:])
+        return jnp.pad(jnp.swapaxes(x, 2, 3), ((0, 0), (0, 0), (0, 0), (0, spare), (0, 0)))
+
+    def prefix_part(x):  # [N, T, K, h] -> [N, K, P, h]
+        return jnp.swapaxes(x[:, : plan.prefix], 1, 2)
+
+    prefix = tuple((prefix_part(k), prefix_part(v)) for k, v in kv) if plan.prefix else ()
+    return hidden, prefix, tuple((own_part(k), own_part(v)) for k, v in kv)
+
+
+def _by_head(mesh, x):
+    """A buffer of the cache, `[N, K, P, h]` or `[N, G, K, S, h]`, by questions and key heads."""
+    return constrain(x, "batch", *[None] * (x.ndim - 4), "kv", None, None, mesh=mesh)
+
+
 def _sharded(state: _State, mesh) -> _State:
     """Rows by data and fsdp, key heads by tensor: the same at every door, so that donated buffers fit."""
 
     def of(x):
         return constrain(x, "batch", *[None] * (x.ndim - 1), mesh=mesh)
 
-    def heads(x, at: int):
-        return constrain(x, *["batch" if i == 0 else "kv" if i == at else None for i in range(x.ndim)], mesh=mesh)
-
     cache = Cache(
-        prefix=jax.tree.map(lambda x: heads(x, 1), state.cache.prefix),
+        prefix=jax.tree.map(functools.partial(_by_head, mesh), state.cache.prefix),
         prefix_lengths=of(state.cache.prefix_lengths),
-        own=jax.tree.map(lambda x: heads(x, 2), state.cache.own),
+        own=jax.tree.map(functools.partial(_by_head, mesh), state.cache.own),
         first=of(state.cache.first),
     )
     per_row = ("keys", "base", "tokens", "done", "ended", "ids", "logprobs", "sampled_logprobs", "lengths")

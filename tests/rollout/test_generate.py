@@ -153,6 +153,25 @@ def test_a_cache_that_grows_changes_nothing(model, long_reply, interval, monkeyp
     assert grown == [32 + 64, 32 + 128]
 
 
+@pytest.mark.parametrize(("setting", "parts"), [({"PART_TOKENS": 1, "PREFIX_SHARE": 1.0}, 2), ({"LONGEST_ROW": 90}, 4)])
+def test_a_group_that_prefill_reads_in_parts_gives_the_same_replies(model, usual, setting, parts, monkeypatch):
+    """Parts because suffixes are long against the prefix, and because a row would be too long."""
+    for name, value in setting.items():
+        monkeypatch.setattr(module, name, value)
+    lengths = np.array([[len(suffix) for suffix in group] for group in SUFFIXES])
+    assert module._prefill_parts(lengths, module.bucket(17)) == parts
+    found = run(model, SAMPLED)
+    assert replies(found) == replies(usual[SAMPLED])
+    np.testing.assert_allclose(found.logprobs, usual[SAMPLED].logprobs, atol=1e-5)
+
+
+def test_a_row_of_suffixes_of_the_paper_is_read_in_parts_and_one_of_ours_at_once():
+    after_chunk = np.full((2, 16), 2081)  # the chunk is in the prefix
+    assert module._prefill_parts(after_chunk, 5632) == 1
+    with_chunk = np.full((2, 16), 7300)  # 116,800 tokens in one row, which no kernel could count
+    assert module._prefill_parts(with_chunk, 256) == 16
+
+
 def test_logprobs_are_those_that_a_forward_pass_over_prompt_and_reply_gives(model, usual):
     temperature, result = SAMPLED.temperature, usual[SAMPLED]
     texts = [p + s for p, group in zip(PREFIXES, SUFFIXES) for s in group]
