@@ -44,7 +44,7 @@ def play(params):
 def decode_step(params, shape):
     # A cache of 512 slots a row and heads of 128: a copy of it would be seen against everything else.
     placement = placement_of(params)
-    room = module._Plan(rows=8, prefix=64, suffix=32, row_tokens=256, own_slots=512, reply=64)
+    room = module._Plan(rows=8, prefix=64, suffix=32, parts=2, row_tokens=128, own_slots=512, reply=64)
     lists = [module.ragged([[1] * 60] * 8, 64), module.ragged([[[1] * 30] * 4] * 8, 32)]
     keys = jax.random.split(jax.random.key(0), 32).reshape(8, 4)
     statics = dict(config=wide.config, sampling=sampling, eos=eos)
@@ -79,6 +79,12 @@ for shape in ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)):
     assert temporary < 0.01, (shape, temporary)
     print(shape, "tokens, cache and weights")
 assert smaller, "no batch was made smaller on a mesh"
+module.LONGEST_ROW = 60  # groups are read in parts
+lengths = np.asarray([[len(suffix) for suffix in group] for group in suffixes])
+assert module._prefill_parts(lengths, module.bucket(17)) > 1
+in_parts = play(on_mesh(model, (2, 2, 2)))
+assert (in_parts.ids == alone.ids).all() and np.abs(in_parts.logprobs - alone.logprobs).max() < 1e-5
+module.LONGEST_ROW = 65_408
 
 # The agent's whole loop, its wave of three questions of unlike lengths: every turn of every rollout.
 from remem_jax.agent.loop import Agent
