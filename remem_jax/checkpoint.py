@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import time
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +19,26 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.experimental import multihost_utils
 
 from remem_jax.errors import RememError
 from remem_jax.locks import lock_folder
+from remem_jax.paths import url_of
+from remem_jax.settings import one_line
 from remem_jax.stored import (
+    COMMIT_FILE,
     FILES,
     INFO_FILE,
     STATE,
     absolute,
     best_step,
+    committed,
     complete_steps,
+    entries,
     find_checkpoint,
     hush,
+    in_bucket,
     named_leaves,
     read_info,
     restore,
@@ -65,7 +73,8 @@ ocp.args.register_with_handler(_FilesHandler, for_save=True, for_restore=True)(_
 class Checkpoints:
     """The checkpoints of a run, of which the newest `keep` and the one with the highest score stay.
 
-    Every process of a run makes one and calls it at the same steps; on several hosts the folder must be shared. A save
+    Every process of a run makes one and calls it at the same steps; on several hosts the folder must be shared, or in a
+    bucket, where nothing keeps another run from opening it too. A save
     copies the state and goes on writing in the background. What a kill leaves behind is never taken for a checkpoint,
     and is removed when the next run opens the folder. Until it is closed no other run can open the folder.
     """
@@ -76,7 +85,8 @@ class Checkpoints:
             raise RememError(f"keep must be at least 1 checkpoint, found {keep}")
         self.directory = _writable(directory)
         busy = f"another run is writing to {self.directory}: wait for it, or name another directory"
-        self._lock = lock_folder(self.directory, busy) if jax.process_index() == 0 else None
+        here = jax.process_index() == 0 and not in_bucket(self.directory)  # where folders can be locked
+        self._lock = lock_folder(self.directory, busy) if here else None
         self._keep = keep
         self._pending: int | None = None
         self._known: set[int] = set()  # saved or restored here, so that saving one again means the same state
@@ -145,9 +155,10 @@ class Checkpoints:
             )
         if jax.process_index() == 0:
             file = self.directory / str(step) / FILES / INFO_FILE
-            part = file.with_suffix(".part")
+            part = file if in_bucket(file) else file.with_suffix(".part")  # a bucket's files appear whole
             part.write_bytes(record)
-            os.replace(part, file)
+            if part != file:
+                os.replace(part, file)
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict]:
         """State and info of a step; see `restore`."""
@@ -207,11 +218,17 @@ class Checkpoints:
         ) from None
 
     def _remove_unfinished(self) -> None:
-        self._remove(p for p in self.directory.iterdir() if any(mark in p.name for mark in _UNFINISHED))
+        found = entries(self.directory)
+        self._remove(p for p in found if p.name.isdecimal() and not committed(p))
+        self._remove(p for p in found if any(mark in p.name for mark in _UNFINISHED))
 
     def _remove(self, paths: Iterable[Path]) -> None:
         """Renames first: a kill while files are being removed must not leave half a checkpoint under its name."""
         for path in list(paths) if jax.process_index() == 0 else ():
+            if in_bucket(path):
+                (path / COMMIT_FILE).unlink(missing_ok=True)
+                typing.cast(epath.Path, path).rmtree(missing_ok=True)
+                continue
             if not path.name.startswith(_DELETED):
                 path = path.rename(path.with_name(f"{_DELETED}{path.name}-{time.time_ns()}"))
             shutil.rmtree(path, ignore_errors=True)
@@ -230,6 +247,8 @@ def check_space(directory: str | Path, bytes_each: int, *, keep: int = 2) -> str
     Raises:
         RememError: there clearly is not.
     """
+    if url_of(directory) is not None:
+        return None
     place = Path(directory).absolute()
     there = sum(file.stat().st_size for file in place.rglob("*") if file.is_file()) if place.is_dir() else 0
     while not place.exists():
@@ -244,10 +263,10 @@ def check_space(directory: str | Path, bytes_each: int, *, keep: int = 2) -> str
 
 
 def check_writable(directory: str | Path) -> None:
-    """Raises RememError where `directory` clearly could not be made or written; makes nothing."""
-    if re.match(r"\w+://", str(directory)):
-        raise RememError(f"checkpoints: expected a path of a mounted file system, found {directory}; mount the bucket")
+    """Raises RememError where `directory` clearly could not be made or written; makes nothing, and asks no bucket."""
     path = absolute(directory)
+    if in_bucket(path):
+        return
     while not path.exists():
         path = path.parent
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
@@ -268,6 +287,10 @@ def _writable(directory: str | Path) -> Path:
         raise RememError(
             f"checkpoints cannot be written to {path}: {error.strerror or error}; name another directory"
         ) from None
+    except Exception as error:
+        if not in_bucket(path):
+            raise
+        raise RememError(f"checkpoints cannot be written to {path}: {type(error).__name__} {one_line(error)}") from None
     return path
 
 

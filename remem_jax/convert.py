@@ -18,6 +18,7 @@ import numpy as np
 from remem_jax.errors import RememError
 from remem_jax.model import load_model, save_model
 from remem_jax.model.config import ModelConfig, from_hf, parameter_tree
+from remem_jax.paths import expanded, only_here
 from remem_jax.stored import FILES, INFO_FILE, find_checkpoint, named_leaves, read_arrays, read_info, stored_arrays
 
 DTYPES = ("bfloat16", "float32")
@@ -41,7 +42,8 @@ def convert(
     Raises:
         RememError: `out` holds something, there is no such checkpoint, or it is not one of a model.
     """
-    out = Path(out)
+    only_here(out, "out")
+    out = Path(expanded(str(out)))
     if dtype not in DTYPES:
         raise RememError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

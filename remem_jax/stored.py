@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from remem_jax.errors import RememError
+from remem_jax.paths import expanded, open_url, url_of
 
 FOLDER, STATE, FILES = "checkpoints", "state", "files"
-INFO_FILE = "checkpoint.json"
+INFO_FILE, COMMIT_FILE = "checkpoint.json", "commit_success.txt"
 
 
 def restore(path: str | Path, like: Any) -> tuple[Any, dict]:
@@ -35,7 +38,7 @@ def restore(path: str | Path, like: Any) -> tuple[Any, dict]:
     Raises:
         RememError: the folder is no checkpoint or is damaged, or its tree, shapes or dtypes are others than `like`'s.
     """
-    path, info = Path(path), read_info(path)
+    path, info = absolute(path), read_info(path)
     named, stored = named_leaves(like), stored_arrays(path)
     for kind, names in (("lacks", named.keys() - stored.keys()), ("also holds", stored.keys() - named.keys())):
         if names:
@@ -91,7 +94,7 @@ def _arrays_of(path: str | Path) -> Any:
 def read_info(path: str | Path) -> dict:
     """The `info` that was saved with a checkpoint, the folder of one step."""
     try:
-        return _record(Path(path))["info"]
+        return _record(absolute(path))["info"]
     except OSError:
         raise RememError(f"{path} is not a complete checkpoint: expected {FILES}/{INFO_FILE} in it") from None
 
@@ -103,7 +106,7 @@ def find_checkpoint(path: str | Path, *, best: bool = False) -> Path:
         best: the one with the highest score instead of the newest.
     """
     path = absolute(path)
-    if (path / FILES / INFO_FILE).is_file():
+    if (path / FILES / INFO_FILE).is_file() and committed(path):
         if best:
             raise RememError(f"the best is one of several: expected a run's directory, found the checkpoint {path}")
         return path
@@ -119,15 +122,40 @@ def find_checkpoint(path: str | Path, *, best: bool = False) -> Path:
 
 
 def absolute(path: str | Path) -> Path:
-    return Path(os.path.abspath(path))  # without "..", so that equal places are equal paths
+    """Equal places are equal paths, without `..`; one in a bucket is an `epath.Path`, which has the same methods.
+
+    Raises:
+        RememError: a kind of bucket that checkpoints cannot be in, or the package that opens it is missing.
+    """
+    url = url_of(path)
+    if url is None:
+        return Path(os.path.abspath(expanded(str(path))))
+    if not url.startswith("gs://"):
+        raise RememError(f"{url}: expected a path of this machine or gs://: Orbax keeps no checkpoints elsewhere")
+    open_url(url)
+    return typing.cast(Path, epath.Path(url))
+
+
+def in_bucket(path: Path) -> bool:
+    return url_of(path) is not None
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder; a bucket has no empty ones, so where there is none nothing is in it."""
+    return [] if in_bucket(folder) and not folder.is_dir() else list(folder.iterdir())
+
+
+def committed(path: Path) -> bool:
+    """Is a step's folder whole? Here it gets its name by then; in a bucket Orbax writes a file at the end."""
+    return not in_bucket(path) or (path / COMMIT_FILE).exists()
 
 
 def complete_steps(folder: Path) -> dict[int, float | None]:
     """Step -> score of the complete checkpoints. Orbax renames a step's folder to its number when all is written."""
     found = {}
-    for path in folder.iterdir():
+    for path in entries(folder):
         with contextlib.suppress(FileNotFoundError):  # another process may be removing it
-            if path.name.isdecimal():
+            if path.name.isdecimal() and committed(path):
                 found[int(path.name)] = _record(path)["score"]
     return found
 

@@ -1,13 +1,19 @@
 """Configs, data and models are read from a bucket as from this machine: here fsspec's own in-memory one, and file://."""
 
+import dataclasses
+import re
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import jax
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from remem_jax.checkpoint import Checkpoints, check_writable
+from remem_jax.convert import convert
 from remem_jax.data.builder import SetOptions, build_set
 from remem_jax.data.built import check_built
 from remem_jax.data.documents import read_documents
@@ -15,10 +21,13 @@ from remem_jax.data.pipeline import open_records
 from remem_jax.errors import RememError
 from remem_jax.eval.config import EvalConfig
 from remem_jax.model import load_model
-from remem_jax.paths import expanded, local, url_of
+from remem_jax.paths import expanded, fetch_run, local, run_folder, send_run, url_of
 from remem_jax.rl.config import TrainConfig
+from remem_jax.rl.trainer import check_export, train
 from remem_jax.settings import from_mapping, load_config
+from remem_jax.stored import COMMIT_FILE, absolute, complete_steps, find_checkpoint, read_info
 from tests.data.made_sets import QUESTIONS, SIZES, build_small, bytes_of, write_lines
+from tests.relay_run import assert_same_run, settings, write_start
 from tests.tiny_agent import write_model
 
 OPTIONS = SetOptions(documents=SIZES, split="dev")
@@ -154,3 +163,118 @@ def test_what_cannot_be_opened_is_told_in_one_line(bucket, tmp_path, monkeypatch
     with pytest.raises(RememError, match=r"^out: expected a path of this machine, found gs://b/out"):
         build_set(["x"], ["y"], Path("gs://b/out"), OPTIONS)
     assert not Path("gs:").exists()
+
+
+class MadeBucket(MemoryFileSystem):
+    """fsspec's in-memory files under gs://, where TensorStore, which writes the arrays, does not see them."""
+
+    protocol = ("gs", "gcs")
+    store: ClassVar = {}
+    pseudo_dirs: ClassVar = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(re.sub(r"^gc?s://", "/", str(path)))
+
+    def ls(self, path, detail=True, **options):
+        found: list[Any] = super().ls(path, True, **options)
+        found = [entry for entry in found if self.isfile(entry["name"]) or self.find(entry["name"])]
+        if not found:
+            raise FileNotFoundError(path)  # as there are no empty folders
+        return found if detail else [entry["name"] for entry in found]
+
+
+@pytest.fixture
+def google(monkeypatch, bucket):
+    """A made bucket that answers for gs:// in place of gcsfs."""
+    for name in MadeBucket.protocol:
+        monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, name, MadeBucket)
+    MadeBucket.store.clear()
+    return MadeBucket()
+
+
+def test_a_run_goes_to_the_bucket_and_comes_back_without_what_is_left_there(google):
+    run = "gs://b/runs/one"
+    fetch_run(run)
+    folder = run_folder(run)
+    (folder / "trajectories").mkdir()
+    (folder / "trajectories" / "1.jsonl").write_text("{}")
+    (folder / "metrics.jsonl").write_text("step 1\n")
+    (folder / "half.part").write_text("")
+    send_run(run)
+    assert google.cat("/b/runs/one/metrics.jsonl") == b"step 1\n"
+    assert sorted(google.find("/b")) == ["/b/runs/one/metrics.jsonl", "/b/runs/one/trajectories/1.jsonl"]
+    # Only what changed is sent, and what went is removed.
+    google.pipe("/b/runs/one/metrics.jsonl", b"not touched\n")
+    (folder / "trajectories" / "1.jsonl").rename(folder / "trajectories" / "2.jsonl")
+    send_run(run)
+    assert google.cat("/b/runs/one/metrics.jsonl") == b"not touched\n"
+    assert sorted(google.find("/b")) == ["/b/runs/one/metrics.jsonl", "/b/runs/one/trajectories/2.jsonl"]
+    # Another machine finds what the bucket has, not what lies about there.
+    google.pipe("/b/runs/one/checkpoints/3/large", b"x")
+    (folder / "stray").write_text("")
+    fetch_run(run, "checkpoints")
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert names == ["metrics.jsonl", "trajectories/2.jsonl"]
+    assert (folder / "metrics.jsonl").read_text() == "not touched\n"
+    send_run(run)
+    assert google.cat("/b/runs/one/checkpoints/3/large") == b"x"
+
+
+def test_a_run_on_this_machine_is_written_where_it_is(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("x")
+    fetch_run(tmp_path)
+    send_run(tmp_path)
+    assert run_folder(tmp_path) == tmp_path and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_checkpoint_in_a_bucket_counts_from_the_file_that_says_it_is_whole(google, tmp_path):
+    here = Checkpoints(tmp_path / "checkpoints", keep=9)
+    for step, score in ((1, 0.5), (2, 0.75), (3, 0.25), (4, None)):
+        here.save(step, {"a": np.ones(2, np.float32)}, {"step": step}, files={}, score=score)
+    here.close()
+    put(google, tmp_path / "checkpoints", "b/run/checkpoints")
+    google.rm_file(f"/b/run/checkpoints/4/{COMMIT_FILE}")  # Orbax writes it last
+    folder = absolute("gs://b/run/checkpoints")
+    assert complete_steps(folder) == {1: 0.5, 2: 0.75, 3: 0.25}  # 4 was being written when its machine went
+    assert str(find_checkpoint("gs://b/run")) == "gs://b/run/checkpoints/3"
+    assert str(find_checkpoint(Path("gs://b/run"), best=True)) == "gs://b/run/checkpoints/2"
+    assert read_info(find_checkpoint("gs://b/run/checkpoints/1")) == {"step": 1}
+    there = Checkpoints("gs://b/run/checkpoints", keep=9)
+    assert {name.split("/")[4] for name in google.find("/b/run/checkpoints")} == {"1", "2", "3"}
+    there.discard_after(2)
+    there.close()
+    assert {name.split("/")[4] for name in google.find("/b/run")} == {"1", "2"}
+    assert (there.best(), there.latest()) == (2, 2)
+    assert list(complete_steps(absolute("gs://b/none"))) == []
+
+
+def test_checkpoints_are_refused_where_orbax_cannot_write_them(bucket, tmp_path, monkeypatch):
+    with pytest.raises(RememError, match=r"^memory://b/run: expected a path of this machine or gs://: Orbax keeps no"):
+        Checkpoints("memory://b/run")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for use in (Checkpoints, check_writable, find_checkpoint):
+        with pytest.raises(
+            RememError, match=r"^gs://b/run: the package that opens it is missing: Please install gcsfs"
+        ):
+            use("gs://b/run")
+    with pytest.raises(RememError, match=r"^out: expected a path of this machine, found gs://b/model"):
+        convert(tmp_path, "gs://b/model")
+
+
+def test_a_run_named_by_file_trains_where_the_path_points(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    files = fsspec.filesystem("memory")
+    start = write_start(tmp_path)
+    put(files, start / "start", "b/start")
+    files.pipe("/b/train.jsonl", (start / "train.jsonl").read_bytes())
+    base = settings(tmp_path, "plain", steps=1, export="last")
+    train(base, quiet=True)
+    data = dataclasses.replace(base.data, train="memory://b/train.jsonl", validation=f"file://{base.data.validation}")
+    named = dataclasses.replace(base, run_dir=f"file://{tmp_path}/named", model="memory://b/start", data=data)
+    outcome = train(named, quiet=True)
+    assert outcome.exported == tmp_path / "named" / "model"
+    assert_same_run(tmp_path / "named", tmp_path / "plain")
+    with pytest.raises(RememError, match=r"is where the run exports its own model to"):
+        check_export(dataclasses.replace(base, run_dir="gs://b/r", model="gs://b/r/model", export="best"))
+    check_export(dataclasses.replace(base, run_dir="gs://b/r", model="gs://b/r/models", export="best"))

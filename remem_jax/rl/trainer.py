@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import jax
 import yaml
@@ -24,6 +24,7 @@ from remem_jax.mesh import make_mesh
 from remem_jax.observe.live import TrainScreen
 from remem_jax.observe.metrics import MetricWriter, append_line, open_lines, truncate_lines
 from remem_jax.observe.trajectories import scored_records, write_records
+from remem_jax.paths import fetch_run, run_folder, send_run, url_of
 from remem_jax.processes import check_tensor_axis, start
 from remem_jax.rl.config import TrainConfig
 from remem_jax.rl.grpo import Played, grpo_step
@@ -86,25 +87,29 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
         check_tensor_axis(make_mesh(config.mesh))
         raise RememError(f"processes: expected 1, found {jax.process_count()}: training in several is not there yet")
     with StopRequest() as stop:
-        directory = Path(config.run_dir)
+        directory = run_folder(config.run_dir)
         check_export(config)
-        checkpoints = Checkpoints(directory / FOLDER, keep=config.checkpoint.keep)
+        checkpoints = Checkpoints(absolute(config.run_dir) / FOLDER, keep=config.checkpoint.keep)
         with contextlib.closing(checkpoints):
+            fetch_run(config.run_dir, FOLDER, EXPORT)
             source = resume_from(config)
             run = prepare_run(config)
             run.in_flight = questions_in_flight(run) if config.algorithm == "grpo" else 1
             like = abstract_state(run)
-            warning = check_space(directory, state_bytes(like), keep=config.checkpoint.keep)
+            warning = check_space(config.run_dir, state_bytes(like), keep=config.checkpoint.keep)
             notes = [*run.notes, *([warning] if warning else [])]
             state, position = _start(run, source, like, checkpoints, notes)
             _write_config(directory, config)
-            return _loop(run, state, position, checkpoints, stop, notes, quiet)
+            outcome = _loop(run, state, position, checkpoints, stop, notes, quiet)
+            send_run(config.run_dir)
+            return outcome
 
 
 def check_export(config: TrainConfig) -> None:
     """Raises RememError where the export at the end would replace the model that the run starts from."""
-    export, model = absolute(Path(config.run_dir) / EXPORT), absolute(Path(config.model).expanduser())
-    if config.export != "none" and model.resolve().is_relative_to(export.resolve()):
+    names = (config.run_dir + f"/{EXPORT}", config.model)
+    export, model = (PurePath(name) if url_of(name) else absolute(name).resolve() for name in names)
+    if config.export != "none" and model.is_relative_to(export):
         raise RememError(
             f"model: {config.model} is where the run exports its own model to: give another run_dir, or export=none"
         )
@@ -132,7 +137,7 @@ def resume_from(config: TrainConfig) -> Path | None:
 
 def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes: list[str]):
     """State and position to go on from; files of the run are cut back to that step."""
-    directory, config = Path(run.config.run_dir), dataclasses.asdict(run.config)
+    directory, config = run_folder(run.config.run_dir), dataclasses.asdict(run.config)
     if source is None:
         return fresh_state(run), Position()
     if source.parent == checkpoints.directory:
@@ -163,7 +168,7 @@ def _write_config(directory: Path, config: TrainConfig) -> None:
 def _loop(
     run: Run, state: TrainState, position: Position, checkpoints: Checkpoints, stop: StopRequest, notes, quiet: bool
 ) -> Outcome:
-    config, directory = run.config, Path(run.config.run_dir)
+    config, directory = run.config, run_folder(run.config.run_dir)
     writer = MetricWriter(
         directory,
         first_step=position.step + 1,
@@ -216,8 +221,12 @@ def _save(run, state, position: Position, checkpoints, screen, score: float | No
     screen.phase("saving")
     info = {**dataclasses.asdict(position), "config": plain(dataclasses.asdict(run.config))}
     if run.config.lora.rank:
-        info |= {"base": str(run.model.path), "lora": plain(dataclasses.asdict(run.config.lora))}
+        info |= {
+            "base": url_of(run.config.model) or str(run.model.path),
+            "lora": plain(dataclasses.asdict(run.config.lora)),
+        }
     checkpoints.save(position.step, state, info, files=model_files(run), score=score)
+    send_run(run.config.run_dir)
 
 
 def _validate(run: Run, state, position: Position, screen, stop) -> float | None:
@@ -235,7 +244,7 @@ def _validate(run: Run, state, position: Position, screen, stop) -> float | None
             between=stop.check,
         )
     scores = summary(results)
-    directory = Path(run.config.run_dir)
+    directory = run_folder(run.config.run_dir)
     truncate_lines(directory / VALIDATION_FILE, position.step)
     with contextlib.closing(open_lines(directory / VALIDATION_FILE)) as file:
         append_line(file, {"step": position.step, **_finite(scores), "seconds": time.perf_counter() - began})
@@ -267,7 +276,7 @@ def _trajectories(run: Run, played: Played | None, step: int) -> None:
         tokenizer,
         step=step,
     )
-    write_records(Path(run.config.run_dir) / "trajectories" / f"step_{step:06}.jsonl", records)
+    write_records(run_folder(run.config.run_dir) / "trajectories" / f"step_{step:06}.jsonl", records)
 
 
 def _first(played: Played, count: int):
@@ -296,8 +305,9 @@ def _export(run: Run, checkpoints: Checkpoints, screen: TrainScreen) -> Path | N
     if run.config.export == "none":
         return None
     screen.phase("exporting")
-    target = Path(run.config.run_dir) / EXPORT
+    target = run_folder(run.config.run_dir) / EXPORT
     if target.exists() and jax.process_index() == 0:
         shutil.rmtree(target)
     best = run.config.export == "best" and checkpoints.best() is not None
-    return convert(run.config.run_dir, target, dtype=run.config.export_dtype, best=best)
+    exported = convert(run.config.run_dir, target, dtype=run.config.export_dtype, best=best)
+    return absolute(run.config.run_dir) / EXPORT if url_of(run.config.run_dir) else exported
