@@ -183,7 +183,7 @@ def question_ids(tokenizer: Tokenizer, config: AgentConfig, text: str) -> list[i
     if len(ids) > config.question_tokens:
         raise RememError(
             f"the question has {len(ids)} tokens, expected at most question_tokens = {config.question_tokens}: "
-            "shorten it, or raise question_tokens in load_agent or remem.json"
+            "shorten it, or raise question_tokens, a setting of the agent"
         )
     return ids
 

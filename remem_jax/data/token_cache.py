@@ -24,6 +24,10 @@ class TokenCache:
 
     folder: Path
 
+    def __post_init__(self):
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RememError(f"cache: expected a folder, found the file {self.folder}: name another")
+
     def encode(self, tokenizer: Tokenizer, text: str) -> np.ndarray:
         """Ids `[tokens]` of `text` as `tokenizer.encode` gives them, int32 or uint16; read from disk where they are.
 

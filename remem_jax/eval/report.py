@@ -163,7 +163,8 @@ def failure_lines(cells: Sequence[AnsweredCell]) -> list[str]:
         if failed:
             n, right = len(cell.results), sum(result.exact_match for result in cell.results)
             lines.append(
-                f"{cell.planned.name}: {n} questions, {right:.0f} right, {len(failed)} failed -> {100 * right / n:.2f}"
+                f"{cell.planned.name}: {n} questions, {right:.0f} right by exact match, {len(failed)} failed -> "
+                f"{100 * right / n:.2f}"
             )
             lines += [f"  {result.id}: {result.error}" for result in failed]
     return lines

@@ -100,7 +100,7 @@ def test_no_question_is_refused():
 def test_a_question_longer_than_its_limit_is_refused_with_both_numbers():
     message = (
         "^the question has 5 tokens, expected at most question_tokens = 4: "
-        "shorten it, or raise question_tokens in load_agent or remem.json$"
+        "shorten it, or raise question_tokens, a setting of the agent$"
     )
     with pytest.raises(RememError, match=message):
         read(AgentConfig(question_tokens=4), [], "12345")

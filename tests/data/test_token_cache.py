@@ -56,6 +56,13 @@ def test_a_damaged_file_is_written_anew(tmp_path, left):
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    cache = TokenCache(tmp_path / "file")
     (tmp_path / "file").write_text("")
     with pytest.raises(RememError, match=r"^cache: .*file cannot be written \(Not a directory\): name another"):
-        TokenCache(tmp_path / "file").encode(Counting(), TEXT)
+        cache.encode(Counting(), TEXT)
+
+
+def test_a_file_in_the_folders_place_is_told_before_any_text_comes(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RememError, match=r"^cache: expected a folder, found the file .*file: name another"):
+        TokenCache(tmp_path / "file")

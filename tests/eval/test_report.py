@@ -39,7 +39,7 @@ def test_the_report_names_metric_n_interval_differences_and_failures(folder, tmp
     assert text.startswith("Exact match, percent\n") and "95 % bootstrap interval" in text and "n = 5 questions" in text
     assert "rememr1     80.00 ±" in text and "memagent    40.00 ±" in text
     assert "rememr1 - memagent   +40.00 ±" in text
-    assert "memagent on relay, 8 documents: 5 questions, 2 right, 1 failed -> 40.00\n" in text
+    assert "memagent on relay, 8 documents: 5 questions, 2 right by exact match, 1 failed -> 40.00\n" in text
     assert "  relay-distant-8-evaluation-4: long\n" in text
     page = (tmp_path / "results.md").read_text()
     for title in ("**Exact match, percent**", "**F1, percent**", "**Sub-exact match, percent**"):

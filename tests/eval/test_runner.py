@@ -115,7 +115,7 @@ def test_a_question_that_cannot_be_asked_is_wrong_listed_and_does_not_disturb_th
     undisturbed = result_files(folder / "whole")["results/relay/8/rememr1@tiny.jsonl"]
     assert [line["prediction"] for line in found[:3]] == [line["prediction"] for line in undisturbed[:3]]
     right = sum(line["exact_match"] for line in found)
-    told = f"rememr1 on relay, 8 documents: 5 questions, {right:.0f} right, 1 failed -> {20 * right:.2f}"
+    told = f"rememr1 on relay, 8 documents: 5 questions, {right:.0f} right by exact match, 1 failed -> {20 * right:.2f}"
     page = (tmp_path / "out" / "results.md").read_text()
     for text in (outcome.report, page):
         assert told in text and f"  {failed['id']}: {failed['error']}" in text and "1 question failed" in text
