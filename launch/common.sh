@@ -102,11 +102,11 @@ check_run() {
   [[ $1 =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || fail "expected --run of letters, digits, '.', '_' and '-', found '$1'"
 }
 
-# check_settings CONFIG KEY=VALUE...: what `remem train` will be given. A local config must exist where it is sent from.
+# check_settings CONFIG KEY=VALUE...: what `remem train` will be given. A config outside a bucket must exist where it is sent from.
 check_settings() {
-  [ $# -gt 0 ] || fail "expected CONFIG [key=value ...] after the options, found nothing; for example configs/hotpotqa_7b.yaml"
+  [ $# -gt 0 ] || fail "expected CONFIG [key=value ...] after the options, found nothing; for example configs/qwen2.5_7b_v6e_64.yaml"
   [[ $1 != *=* && $1 != -* ]] || fail "expected CONFIG before the settings, found '$1'"
-  [ -f "$1" ] || fail "expected CONFIG as a file of this repository, found no '$1'; configs/ holds examples"
+  [[ $1 == gs://* ]] || [ -f "$1" ] || fail "expected CONFIG as a file of this repository, found no '$1'; configs/ holds examples"
   shift
   for setting in "$@"; do
     [[ $setting =~ ^[A-Za-z_][A-Za-z0-9_.]*= ]] || fail "expected a setting as key=value, found '$setting'"

@@ -21,7 +21,7 @@
 #
 # `run` stays in the foreground (take tmux, or a small machine that stays on) and may be ended and started again at any time.
 # End it before you stop the run by hand: it would start it again. Log: launch/tpu_vm.sh logs NAME --zone ZONE --run RUN.
-# A preempted run goes on only from checkpoints outside the slice: launch/README.md, 'What works today'.
+# A preempted run goes on from the checkpoints in the bucket: docs/launching.md, 'Buckets'.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/common.sh

@@ -50,7 +50,8 @@ set_up() {
 }
 
 start() {
-  git ls-files --error-unmatch "$1" >/dev/null 2>&1 || fail "expected a committed CONFIG, as only those are sent, '$1' is not"
+  [[ $1 == gs://* ]] || git ls-files --error-unmatch "$1" >/dev/null 2>&1 ||
+    fail "expected a committed CONFIG, as only those are sent, '$1' is not"
   run_in "$opt_run" "$opt_bucket" "$@"
   on all "$(line bash remem_jax/launch/worker.sh start "$opt_run" env "JAX_COMPILATION_CACHE_DIR=$cache" "${train[@]}")"
 }

@@ -141,7 +141,7 @@ def test_settings_that_changed_are_named_with_their_section():
 
 def test_the_shipped_training_settings_load():
     files = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("eval_"))
-    assert {"relay.yaml", "relay_memagent.yaml", "hotpotqa_7b.yaml"} <= {path.name for path in files}
+    assert {"relay.yaml", "relay_memagent.yaml", "paper_parity_7b.yaml"} <= {path.name for path in files}
     for path in files:
         config = load_config(TrainConfig, path)
         agent_config(config, "no model here")
