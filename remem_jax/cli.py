@@ -19,6 +19,7 @@ import typer
 from remem_jax import __version__
 from remem_jax.cli_data import data
 from remem_jax.cli_plan import plan
+from remem_jax.cli_report import report
 from remem_jax.errors import RememError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data)
+app.command()(report)
 app.command()(plan)
 
 

@@ -6,6 +6,7 @@ Markers: `needs_data` (real questions, `REMEM_DATA`), `parity` (torch and transf
 import gc
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "needs_data: needs the real data folder (REMEM_DATA)")
     config.addinivalue_line("markers", "parity: compares with torch and transformers")
     config.addinivalue_line("markers", "slow: takes minutes")
+    config.addinivalue_line("markers", "needs_chromium: drives the report in Chromium")
     config.addinivalue_line("markers", "needs_qwen: needs a Qwen2.5 GGUF file (REMEM_QWEN_GGUF)")
 
 
@@ -50,6 +52,8 @@ def _missing():
         missing["parity"] = "torch is absent: it is installed with the extra dev on Python 3.11"
     if not os.environ.get("REMEM_QWEN_GGUF"):
         missing["needs_qwen"] = "set REMEM_QWEN_GGUF to a Qwen2.5 GGUF file (CONTRIBUTING says where from)"
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        missing["needs_chromium"] = "no Chromium: install it, on Debian by apt-get install chromium"
     return missing
 
 

@@ -38,11 +38,23 @@ def gold_words(answers: Answers | None) -> frozenset[str]:
 def marked(text: str, gold: frozenset[str]) -> Segments:
     """The text cut at the words that are gold answers' words."""
     pieces = [""]
-    if gold.isdisjoint(words(text)):
-        return [text]
-    for run in _runs(text):
-        _append(pieces, run, mark=not gold.isdisjoint(words(run)))
+    plain = []  # since the last mark: joined at once, as most of a chunk is
+    for part in re.findall(r"\s+|\S+", text) if gold else [text]:
+        if not gold or gold.isdisjoint(_words(part)):
+            plain.append(part)
+            continue
+        for run in _runs(part):
+            if gold.isdisjoint(_words(run)):
+                plain.append(run)
+                continue
+            _append(pieces, "".join(plain), mark=False)
+            _append(pieces, run, mark=True)
+            plain = []
+    _append(pieces, "".join(plain), mark=False)
     return pieces
+
+
+_words = functools.lru_cache(maxsize=2**16)(words)
 
 
 def _runs(text: str) -> Iterator[str]:
@@ -96,6 +108,8 @@ def shortened(segments: Segments, limit: int) -> Segments:
 
 
 def _append(segments: Segments, piece: str, *, mark: bool) -> None:
+    if not piece:
+        return
     if mark == (len(segments) % 2 == 0):
         segments[-1] += piece
     else:

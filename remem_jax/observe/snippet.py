@@ -100,11 +100,8 @@ def flags(turn: Mapping[str, Any]) -> list[str]:
     return found
 
 
-REWARDS = {"outcome": "outcome", "memory_gain": "memory gain", "callback_gain": "callback gain", "format": "format"}
-
-
 def rewards(turn: Mapping[str, Any]) -> list[str]:
-    """Reward parts and advantage of a turn; the outcome belongs to the final one."""
-    names = [name for name in REWARDS if turn["final"] or name != "outcome"]
-    shown = {REWARDS[name]: turn[name] for name in names} | {"advantage": turn["advantage"]}
-    return [f"{name} {value:.3g}" for name, value in shown.items() if value is not None]
+    """Reward parts and advantage of a turn; the outcome belongs to the final one, gains to the others."""
+    names = ("outcome", "format") if turn["final"] else ("memory_gain", "callback_gain", "format")
+    shown = {name: turn[name] for name in (*names, "advantage") if turn[name] is not None}
+    return [f"{name.replace('_', ' ')} {value:.3g}" for name, value in shown.items()]

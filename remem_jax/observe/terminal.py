@@ -13,8 +13,13 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from remem_jax.observe.marking import gold_words, marked, shortened, visible
+from remem_jax.observe.snippet import answer_text, counts, flags, recalled_from, rewards, turn_name
+from remem_jax.observe.stories import Trajectory
+
 MEMORY_LINES = 4  # of the terminal, for the memory below the bar, with room to break lines at words
 LOG_CELLS = 400  # of the memory in a log
+TOLD_CHARACTERS, CHUNK_CHARACTERS = 4000, 600  # of a text and of a chunk in `tell`
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # and turns of direction
 
 
@@ -118,6 +123,47 @@ class Terminal:
         first, last = self._finished + 1, self._finished + in_flight
         span = f"question {first}" if in_flight == 1 else f"questions {first}-{last}"
         return f"{span} of {self.questions}: "
+
+
+def tell(trajectory: Trajectory, console: Console) -> None:
+    """The whole story of a trajectory, for reading: a block a turn, with what it was shown, wrote and earned."""
+    gold = gold_words(trajectory.answers)
+
+    def text(value: str | None, limit: int = TOLD_CHARACTERS) -> Text:
+        pieces = shortened(marked(" ".join(visible(value or "").split()), gold), limit)
+        return Text.assemble(*((piece, "bold underline" if at % 2 else "") for at, piece in enumerate(pieces)))
+
+    console.print(Text.assemble(("Question: ", "bold"), text(trajectory.question)))
+    console.print(Text.assemble(("Answer:   ", "bold"), answer_text(trajectory)))
+    if trajectory.answers:
+        console.print(Text.assemble(("Gold:     ", "bold"), text(" | ".join(trajectory.answers))))
+    step = "" if trajectory.step is None else f"step {trajectory.step} · "
+    where = f"{trajectory.source} · {step}rollout {trajectory.rollout}"
+    console.print(Text(f"{where} · {counts(trajectory)}", style="dim"))
+    for turn in trajectory.turns:
+        console.print(Text(turn_name(turn), style="bold"))
+        lines = [("read", text(turn["chunk"], CHUNK_CHARACTERS))] if turn["chunk"] else []
+        if turn["recalled_step"] is not None:
+            recalled = f"{recalled_from(turn).removeprefix('recalled: ')}: "
+            lines.append(("recalled", Text(recalled) + text(turn["recalled"])))
+        if turn["final"] or turn["valid"] is False:
+            lines.append(("reply", text(turn["reply"])))
+        if not turn["final"]:
+            lines.append(("memory", text(turn["memory"] or "(empty)")))
+        if turn["callback"]:
+            lines.append(("calls", text(turn["callback"])))
+        lines += [("", Text(flag, style="yellow")) for flag in flags(turn)]
+        if earned := rewards(turn):
+            lines.append(("earned", Text(" · ".join(earned))))
+        for name, told in lines:
+            for part in told.wrap(console, max(console.width - len(_indent(name)), 20)):
+                part.rstrip()
+                console.print(Text(_indent(name), style="dim") + part, soft_wrap=True)
+                name = ""
+
+
+def _indent(name: str) -> str:
+    return f"  {name:<9}"
 
 
 def _turn_lines(turn, width: int) -> list[Text]:
