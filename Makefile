@@ -12,7 +12,7 @@ ANSWER_ARGS ?= --agent rule_callback --memory-tag none --prompt-order question_l
   --chunk-tokens 1024 --memory-tokens 64 --max-reply-tokens 64
 
 .DEFAULT_GOAL := help
-.PHONY: help demo answer warm relay install test test-fast lint format bench plans clean
+.PHONY: help demo answer warm relay install test test-fast lint format bench plans notebooks docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -61,8 +61,14 @@ bench: .venv/.dev ## speed, memory and the compiler's view, against peers where 
 plans: .venv/.dev ## plan the 7B model on v5e:8x8, v5p:4x4x4 and v5e:2x2, without a TPU; writes runs/plans
 	$(BIN)/python benchmarks/plans.py --out runs/plans $(ARGS)
 
+notebooks: .venv/.notebook ## run every notebook on the CPU, each in a fresh kernel; 8 minutes, writes runs/relay and runs/notebooks
+	$(BIN)/python tools/run_notebooks.py $(ARGS)
+
+docs: .venv/.docs ## build the site of the documents into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
+
 clean: ## remove the environment, what runs wrote and caches
 	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
-.venv/.core .venv/.dev: .venv/.%: $(PINS) tools/setup.sh
+.venv/.core .venv/.dev .venv/.notebook .venv/.docs: .venv/.%: $(PINS) tools/setup.sh
 	@PYTHON="$(PYTHON)" bash tools/setup.sh $*

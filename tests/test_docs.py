@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,11 @@ from remem_jax.data.records import read_records
 from remem_jax.errors import RememError
 from remem_jax.eval.config import EvalConfig
 from remem_jax.rl.config import TrainConfig
+from remem_jax.rl.health import health_metrics
+from remem_jax.rl.scoring import Reward, score
 from remem_jax.settings import from_mapping, load_config
+from remem_jax.testing import DummyTokenizer, make_episode
+from tools.site_links import on_page_markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -127,3 +132,36 @@ def test_the_prompt_texts_that_the_docs_name_are_those_of_the_package():
     named = set(re.findall(r"`(\w+\.txt)`", (DOCS / "own-reward.md").read_text()))
     assert len(named) >= 11
     assert named <= set(os.listdir(ROOT / "remem_jax" / "agent" / "prompt_texts"))
+
+
+def test_every_name_of_the_api_page_exists():
+    text = (DOCS / "api.md").read_text()
+    names = re.findall(r"`(remem_jax(?:\.\w+)+)`|^::: (remem_jax(?:\.\w+)+)$", text, flags=re.MULTILINE)
+    assert len(names) > 30
+    for table, section in names:
+        module, _, attribute = (table or section).rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute) or importlib.import_module(table or section)
+    import remem_jax
+
+    assert {f"remem_jax.{name}" for name in remem_jax.__all__} <= {table for table, _ in names}
+
+
+def test_every_health_curve_of_the_tuning_page_is_logged():
+    group = [make_episode("<memory>a</memory>", "\\boxed{a}"), make_episode("no marks", "no box", rollout=1)]
+    scores = score([group], [["a"]], Reward(), DummyTokenizer(), writes_queries=True)
+    logged = health_metrics([group], scores, tokenizer=DummyTokenizer(), answers=[["a"]])
+    text = (DOCS / "tuning.md").read_text()
+    named = set(re.findall(r"`health/(\w+)`", text)) | {"query_from_prompt", "distinct_words", "answer_words_missed"}
+    named |= set(re.findall(r"`((?:\w+_(?:rate|gain|tokens|cut|distance|box)))`", text))
+    assert len(named) >= 12
+    assert {f"health/{name}" for name in named} <= logged.keys()
+
+
+def test_the_site_lists_every_page_and_names_the_repository_of_the_notebooks():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    listed = re.findall(r"\w[\w-]*\.md", json.dumps(site["nav"]))
+    assert {"index.md", "own-reward.md", "tuning.md", "api.md"} <= set(listed)
+    markdown = on_page_markdown("[a](../launch/README.md#x) [b](data.md)", config=SimpleNamespace(**site))
+    assert markdown == f"[a]({site['repo_url']}/blob/main/launch/README.md#x) [b](data.md)"
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f'REPOSITORY = \\"{site["repo_url"]}\\"' in notebook.read_text()

@@ -59,7 +59,7 @@ def test_the_ranges_of_jax_flax_and_python_are_the_promised_ones():
 def test_torch_is_only_a_dependency_of_parity_tests_on_python_3_11():
     assert "torch" not in required(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
-    assert sorted(extras) == ["cuda12", "cuda13", "dev", "gcs", "tpu"]
+    assert sorted(extras) == ["cuda12", "cuda13", "dev", "docs", "gcs", "notebook", "tpu"]
     assert [name for name, needs in extras.items() if "torch" in required(needs)] == ["dev"]
     assert "torch == 2.13.0; python_version < '3.12'" in extras["dev"]
     assert ["torch" in pins(minor) for minor in ("311", "312", "313")] == [True, False, False]
@@ -77,7 +77,9 @@ def test_constraints_hold_exact_pins_and_nothing_else():
 
 def test_constraints_pin_every_direct_dependency():
     extras = PROJECT["optional-dependencies"]
-    direct = required(PROJECT["dependencies"]) | required(extras["dev"]) | {"libtpu"}
+    direct = required(PROJECT["dependencies"]) | {"libtpu"}
+    for extra in ("dev", "docs", "notebook"):
+        direct |= required(extras[extra])
     assert direct - pins("311").keys() == set()
     for minor in ("312", "313"):
         assert direct - pins(minor).keys() == {"torch"}

