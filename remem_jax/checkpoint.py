@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import time
 import typing
@@ -24,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from remem_jax.errors import RememError
 from remem_jax.locks import lock_folder
+from remem_jax.mesh import Placement
 from remem_jax.paths import url_of
 from remem_jax.settings import one_line
 from remem_jax.stored import (
@@ -79,8 +81,12 @@ class Checkpoints:
     and is removed when the next run opens the folder. Until it is closed no other run can open the folder.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 2):
-        """Makes `directory`; raises RememError where nothing can be written or another run is at work."""
+    def __init__(self, directory: str | Path, *, keep: int = 2, placement: Placement | None = None):
+        """Makes `directory`; raises RememError where nothing can be written or another run is at work.
+
+        With the placement of several processes, all of them go by what process 0 sees in the folder.
+        """
+        self._placement = placement or Placement(None)
         if keep < 1:
             raise RememError(f"keep must be at least 1 checkpoint, found {keep}")
         self.directory = _writable(directory)
@@ -98,15 +104,19 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
-        return sorted(complete_steps(self.directory))
+        return sorted(self._complete())
 
     def latest(self) -> int | None:
         """The newest step, None without any."""
-        return max(complete_steps(self.directory), default=None)
+        return max(self._complete(), default=None)
 
     def best(self) -> int | None:
         """The step with the highest score, the first of equals; None where no score was given."""
-        return best_step(complete_steps(self.directory))
+        return best_step(self._complete())
+
+    def _complete(self) -> dict[int, float | None]:
+        found = self._placement.share(list(complete_steps(self.directory).items()))[0]
+        return dict(found)
 
     def save(
         self,
@@ -134,7 +144,7 @@ class Checkpoints:
         self._remove_unfinished()  # writes that a failed save had begun may have come after its end
         score = None if score is None or math.isnan(score) else float(score)
         record = _json({"step": step, "score": score, "info": dict(info)})
-        if step in complete_steps(self.directory):
+        if step in self._complete():
             self._renew(step, record)
             return
         contents = {name: _content(value) for name, value in files.items()} | {INFO_FILE: record}
@@ -188,7 +198,7 @@ class Checkpoints:
             return
         self._known.add(self._pending)
         self._pending = None
-        found = complete_steps(self.directory)
+        found = self._complete()
         stay = {*sorted(found)[-self._keep :], best_step(found)}
         self._remove(self.directory / str(step) for step in found if step not in stay)
 
@@ -210,7 +220,7 @@ class Checkpoints:
         reason = _system_reason(error)
         if reason is None:
             raise error
-        have = self.latest()
+        have = max(complete_steps(self.directory), default=None)
         rest = "there is no earlier one" if have is None else f"the last complete one is step {have}"
         raise RememError(
             f"checkpoint of step {step} could not be written to {self.directory}: {reason}; {rest}; make room or mend "
@@ -278,7 +288,7 @@ def _writable(directory: str | Path) -> Path:
     """The directory, made and tried out."""
     check_writable(directory)
     path = absolute(directory)
-    probe = path / f".writable-{os.getpid()}"
+    probe = path / f".writable-{secrets.token_hex(4)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"1")

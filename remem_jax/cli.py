@@ -249,6 +249,10 @@ def train(
     from remem_jax.rl.trainer import train as run
 
     outcome = run(settings, quiet=quiet)
+    import jax
+
+    if jax.process_index() > 0:  # process 0 speaks for all
+        return
     if outcome.stopped:
         on = [] if settings.resume == "auto" else ["resume=auto"]  # never would refuse, a path could go back
         again = shlex.join(["remem", "train", str(config), *(overrides or []), *on])

@@ -37,7 +37,7 @@ def convert(
         dtype: of the written weights; the checkpoint's own are float32.
         best: the best checkpoint by validation instead of the newest.
 
-    On several hosts the first writes; the others return at once.
+    Of several processes all call it and the first writes; the others need not wait for it.
 
     Raises:
         RememError: `out` holds something, there is no such checkpoint, or it is not one of a model.
@@ -46,15 +46,15 @@ def convert(
     out = Path(expanded(str(out)))
     if dtype not in DTYPES:
         raise RememError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    first = jax.process_index() == 0
+    if first and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RememError(f"will not write a model over {out}: expected a new or empty directory; choose another name")
     path = find_checkpoint(source, best=best)
-    if jax.process_index() != 0:
-        return out
     files = {file.name: file for file in (path / FILES).iterdir() if file.name not in _ELSEWHERE}
     config, info = _model_config(path), read_info(path)
     params = _merged(path, info) if "lora" in info else _stored(path, config)
-    save_model(out, config, params, dtype=dtype, extra_files=files)
+    if first:
+        save_model(out, config, params, dtype=dtype, extra_files=files)
     return out
 
 

@@ -1,7 +1,7 @@
 """Several processes as one program: who takes part, a meeting with a time limit, `jax.distributed`, a first collective.
 
 JAX ends the whole program with a stack trace where a process is missing, so all of them meet at plain sockets first:
-process 0 counts who came within the limit and tells everybody who did not.
+process 0 counts who came within the limit and tells everybody who did not. Later, what one process cannot do ends all.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,6 +267,52 @@ def within(seconds: float, place: Place, collective) -> None:
         raise RememError(
             f"processes: the first exchange between devices failed: {' '.join(str(failed[0]).split())[:400]}"
         )
+
+
+class ToldToAll(RememError):
+    """An error that every process raises at the same place, so that all of them leave in order."""
+
+
+@contextlib.contextmanager
+def together(placement: Any) -> Iterator[None]:
+    """A part of a run that succeeds in all processes or in none: where one raises RememError, all raise its first.
+
+    No exchange between processes may stand inside. With one process nothing is done.
+    """
+    if placement.processes == 1:
+        yield
+        return
+    failure = None
+    try:
+        yield
+    except RememError as error:
+        failure = str(error)
+    failures = placement.share(failure)
+    first = next((process for process, text in enumerate(failures) if text is not None), None)
+    if first is not None:
+        where = "" if failures.count(failures[first]) == len(failures) else f"process {first}: "
+        raise ToldToAll(where + failures[first])
+
+
+@contextlib.contextmanager
+def leaving_alone(placement: Any) -> Iterator[None]:
+    """Where a process alone fails, says why and ends it at once: JAX would wait for the others, and they for it."""
+    try:
+        yield
+    except ToldToAll:
+        raise
+    except BaseException as error:
+        if placement.processes == 1:
+            raise
+        if isinstance(error, RememError):
+            print(f"remem: error: process {placement.process}: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+            print(
+                f"remem: process {placement.process} ends; if another ended before it, see why there", file=sys.stderr
+            )
+        sys.stderr.flush()
+        os._exit(2 if isinstance(error, RememError) else 1)
 
 
 def check_tensor_axis(mesh: Any) -> None:

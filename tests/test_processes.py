@@ -1,7 +1,6 @@
 """Processes that find each other, with real processes on this machine; who does not come is named in time."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from remem_jax.errors import RememError
 from remem_jax.processes import Place, Processes, check_tensor_axis, find_place
+from tests.several_processes import START, free_address
 
 JOIN = """
 import sys
@@ -41,11 +41,6 @@ jax.distributed.initialize(place.coordinator, 2, 1, cluster_detection_method="de
 jax.devices()
 time.sleep(300)
 """
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def launch(code: str, *arguments: object) -> subprocess.Popen:
@@ -187,3 +182,76 @@ def test_a_tensor_axis_may_not_span_processes():
     check_tensor_axis(mesh_of([[[0], [0], [1], [1]]]))
     with pytest.raises(RememError, match=r"tensor 4 spans the processes 0, 1; .* which has 2 devices"):
         check_tensor_axis(mesh_of([[[0, 0, 1, 1]]]))
+
+
+TOGETHER = """
+import os, signal, time
+from pathlib import Path
+import numpy as np
+from remem_jax.errors import RememError
+from remem_jax.mesh import Placement, make_mesh
+from remem_jax.processes import ToldToAll, leaving_alone, together
+from remem_jax.rl.stop import Stopped, StopRequest
+from remem_jax.rl.trainer import _check_shared
+
+place, folder = Placement(make_mesh()), Path(arguments[0])
+
+def told(function):
+    try:
+        function()
+    except ToldToAll as error:
+        print(error)
+
+def only_in(failing, text):
+    with together(place):
+        if process in failing:
+            raise RememError(text)
+
+told(lambda: only_in((), "never"))
+told(lambda: only_in((1,), "the disk is full"))
+told(lambda: only_in((0, 1), "the disk is full"))
+told(lambda: _check_shared(folder, place))
+own = folder / str(process)
+own.mkdir()
+told(lambda: _check_shared(own, place))
+
+with StopRequest(several=True) as stop:
+    checks = 0
+    try:
+        while True:
+            stop.check()
+            checks += 1
+            if process == 1 and checks == 5:
+                os.kill(os.getpid(), getattr(signal, arguments[1]))
+            time.sleep(0.02 + 0.03 * process)
+            place.agree(np.array([checks]))
+    except Stopped:
+        print(f"stopped at the same check: {len(set(place.share(checks))) == 1}, 5 or later: {checks >= 5}")
+
+with leaving_alone(place):
+    told(lambda: only_in((0,), "told before leaving"))
+    if process == 1:
+        raise RememError("I leave alone")
+    place.share("who is there?")
+"""
+
+
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGINT"])
+def test_what_one_process_cannot_do_and_a_signal_to_one_end_all_at_the_same_place(tmp_path, sent):
+    address = free_address()
+    processes = [launch(START + TOGETHER, address, 2, process, tmp_path, sent) for process in (0, 1)]
+    outputs = [process.communicate(timeout=200) for process in processes]
+    expected = [
+        "process 1: the disk is full",
+        "the disk is full",
+        f"process 1: run_dir: expected a directory that all processes share, found in {tmp_path}/1 nothing of what "
+        "process 0 wrote there",
+        "stopped at the same check: True, 5 or later: True",
+        "process 0: told before leaving",
+    ]
+    for out, error in outputs:
+        assert [line for line in out.splitlines() if not line.startswith("[Gloo]")] == expected, error
+    assert [process.returncode for process in processes] == [1, 2]
+    assert "remem: process 0 ends; if another ended before it, see why there" in outputs[0][1]
+    assert outputs[1][1].splitlines()[-1] == "remem: error: process 1: I leave alone"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1"]  # no mark is left

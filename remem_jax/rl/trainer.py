@@ -7,6 +7,7 @@ arrays and its step are all that a run needs to go on bit by bit as if it had ne
 import contextlib
 import dataclasses
 import math
+import secrets
 import shutil
 import time
 from dataclasses import dataclass
@@ -18,14 +19,15 @@ import yaml
 from remem_jax import __version__
 from remem_jax.checkpoint import Checkpoints, check_space, find_checkpoint, restore, state_bytes
 from remem_jax.convert import convert
+from remem_jax.data.pipeline import Example
 from remem_jax.errors import RememError
-from remem_jax.eval.harness import evaluate, summary, write_results
-from remem_jax.mesh import make_mesh
+from remem_jax.eval.harness import Result, evaluate, summary, write_results
+from remem_jax.mesh import Placement, make_mesh, placement_on
 from remem_jax.observe.live import TrainScreen
 from remem_jax.observe.metrics import MetricWriter, append_line, open_lines, truncate_lines
 from remem_jax.observe.trajectories import scored_records, write_records
 from remem_jax.paths import fetch_run, run_folder, send_run, url_of
-from remem_jax.processes import check_tensor_axis, start
+from remem_jax.processes import check_tensor_axis, leaving_alone, start, together
 from remem_jax.rl.config import TrainConfig
 from remem_jax.rl.grpo import Played, grpo_step
 from remem_jax.rl.memory import out_of_memory, questions_in_flight
@@ -42,7 +44,7 @@ from remem_jax.rl.setup import (
 from remem_jax.rl.sft import sft_step
 from remem_jax.rl.step import TrainState
 from remem_jax.rl.stop import Stopped, StopRequest
-from remem_jax.stored import FOLDER, absolute, complete_steps
+from remem_jax.stored import FOLDER, absolute, complete_steps, in_bucket
 
 STEPS = {"grpo": grpo_step, "sft": sft_step}
 VALIDATION_FILE, CONFIG_FILE, EXPORT = "validation.jsonl", "config.yaml", "model"
@@ -77,32 +79,63 @@ class Outcome:
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
-    """Run `config` to its end, or to the safe point after a SIGTERM or Ctrl-C.
+    """Run `config` to its end, or to the safe point after a SIGTERM or Ctrl-C; all its processes call it.
 
     Raises:
         RememError: what cannot work is told before training where it can be known.
     """
     start(config.processes)
-    if jax.process_count() > 1:
-        check_tensor_axis(make_mesh(config.mesh))
-        raise RememError(f"processes: expected 1, found {jax.process_count()}: training in several is not there yet")
-    with StopRequest() as stop:
-        directory = run_folder(config.run_dir)
-        check_export(config)
-        checkpoints = Checkpoints(absolute(config.run_dir) / FOLDER, keep=config.checkpoint.keep)
-        with contextlib.closing(checkpoints):
-            fetch_run(config.run_dir, FOLDER, EXPORT)
-            source = resume_from(config)
-            run = prepare_run(config)
-            run.in_flight = questions_in_flight(run) if config.algorithm == "grpo" else 1
-            like = abstract_state(run)
+    with StopRequest(several=jax.distributed.is_initialized()) as stop:
+        mesh = make_mesh(config.mesh)
+        check_tensor_axis(mesh)
+        place = placement_on(mesh)
+        if place.processes > 1:
+            raise RememError(f"processes: expected 1, found {place.processes}: training in several is not there yet")
+        with together(place):
+            check_export(config)
+            checkpoints = Checkpoints(absolute(config.run_dir) / FOLDER, keep=config.checkpoint.keep, placement=place)
+        with contextlib.closing(checkpoints), leaving_alone(place):
+            return _train(config, checkpoints, place, stop, quiet)
+
+
+def _train(config: TrainConfig, checkpoints: Checkpoints, place: Placement, stop: StopRequest, quiet: bool) -> Outcome:
+    _check_shared(checkpoints.directory, place)
+    with together(place):
+        fetch_run(config.run_dir, FOLDER, EXPORT)
+        source = resume_from(config)
+        run = prepare_run(config)
+    source = place.share(source and str(source))[0]
+    run.in_flight = questions_in_flight(run) if config.algorithm == "grpo" else 1
+    like, warning = abstract_state(run), None
+    with together(place):
+        if place.process == 0:
             warning = check_space(config.run_dir, state_bytes(like), keep=config.checkpoint.keep)
-            notes = [*run.notes, *([warning] if warning else [])]
-            state, position = _start(run, source, like, checkpoints, notes)
-            _write_config(directory, config)
-            outcome = _loop(run, state, position, checkpoints, stop, notes, quiet)
-            send_run(config.run_dir)
-            return outcome
+    notes = [*run.notes, *([warning] if warning else [])]
+    state, position = _start(run, source and absolute(source), like, checkpoints, notes)
+    outcome = _loop(run, state, position, checkpoints, stop, notes, quiet)
+    with together(place):
+        send_run(config.run_dir)
+    return outcome
+
+
+def _check_shared(directory: Path, place: Placement) -> None:
+    """Raises RememError in all processes where one does not see in the checkpoints' folder what process 0 wrote."""
+    if place.processes == 1 or in_bucket(directory):
+        return
+    mark = directory / f".process-0-{place.share(secrets.token_hex(4))[0]}"
+    with together(place):
+        if place.process == 0:
+            mark.touch()
+    try:
+        with together(place):
+            if not mark.exists():
+                raise RememError(
+                    "run_dir: expected a directory that all processes share, found in "
+                    f"{directory} nothing of what process 0 wrote there"
+                )
+    finally:
+        if place.process == 0:
+            mark.unlink(missing_ok=True)
 
 
 def check_export(config: TrainConfig) -> None:
@@ -137,9 +170,11 @@ def resume_from(config: TrainConfig) -> Path | None:
 
 def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes: list[str]):
     """State and position to go on from; files of the run are cut back to that step."""
-    directory, config = run_folder(run.config.run_dir), dataclasses.asdict(run.config)
+    config = dataclasses.asdict(run.config)
     if source is None:
-        return fresh_state(run), Position()
+        state, position = fresh_state(run), Position()
+        _write_start(run, position)
+        return state, position
     if source.parent == checkpoints.directory:
         state, info = checkpoints.restore(int(source.name), like)
         checkpoints.discard_after(int(source.name))
@@ -154,29 +189,31 @@ def _start(run: Run, source: Path | None, like, checkpoints: Checkpoints, notes:
         **{name: info[name] for name in ("step", "best", "best_step", "validated")}, losses=tuple(info["losses"])
     )
     notes.append(f"resumed after step {position.step} from {source}")
-    truncate_lines(directory / VALIDATION_FILE, position.step + 1)
+    _write_start(run, position)
     return state, position
 
 
-def _write_config(directory: Path, config: TrainConfig) -> None:
+def _write_start(run: Run, position: Position) -> None:
+    directory, config, place = run_folder(run.config.run_dir), run.config, placement_on(run.mesh)
+    config = dataclasses.replace(config, processes=dataclasses.replace(config.processes, index=None))
     text = yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
-    (directory / CONFIG_FILE).write_text(
-        f"# remem_jax {__version__}; go on: remem train THIS\n{text}", encoding="utf-8"
-    )
+    with together(place):
+        if place.process == 0:
+            truncate_lines(directory / VALIDATION_FILE, position.step + 1)
+            (directory / CONFIG_FILE).write_text(
+                f"# remem_jax {__version__}; go on: remem train THIS\n{text}", encoding="utf-8"
+            )
 
 
 def _loop(
     run: Run, state: TrainState, position: Position, checkpoints: Checkpoints, stop: StopRequest, notes, quiet: bool
 ) -> Outcome:
-    config, directory = run.config, run_folder(run.config.run_dir)
-    writer = MetricWriter(
-        directory,
-        first_step=position.step + 1,
-        tensorboard=config.log.tensorboard,
-        wandb_project=config.log.wandb_project,
-    )
+    config, place = run.config, placement_on(run.mesh)
+    quiet = quiet or place.process > 0
+    with together(place):
+        opened = _open_writer(config, position) if place.process == 0 else contextlib.nullcontext()
     stopped = False
-    with contextlib.closing(writer), TrainScreen(config.steps, done=position.step, quiet=quiet) as screen:
+    with opened as writer, TrainScreen(config.steps, done=position.step, quiet=quiet) as screen:
         for note in notes:
             screen.note(note)
         try:
@@ -187,9 +224,8 @@ def _loop(
                 state, metrics, played = STEPS[config.algorithm](run, state, position.step, screen, stop)
                 position.step += 1
                 position.losses = (*position.losses, metrics["loss/total"])[-config.stop.window :]
-                writer.write(position.step, metrics)
+                _write_step(run, writer, position.step, metrics, played)
                 screen.step(position.step, metrics)
-                _trajectories(run, played, position.step)
                 _validate_and_save(run, state, position, checkpoints, screen, stop)
         except Stopped:
             stopped = True
@@ -203,6 +239,17 @@ def _loop(
         _check_loss(run, position)
         exported = _export(run, checkpoints, screen)
     return Outcome(position.step, False, position.best, exported)
+
+
+def _open_writer(config: TrainConfig, position: Position):
+    return contextlib.closing(
+        MetricWriter(
+            run_folder(config.run_dir),
+            first_step=position.step + 1,
+            tensorboard=config.log.tensorboard,
+            wandb_project=config.log.wandb_project,
+        )
+    )
 
 
 def _validate_and_save(run, state, position: Position, checkpoints, screen, stop) -> None:
@@ -226,30 +273,34 @@ def _save(run, state, position: Position, checkpoints, screen, score: float | No
             "lora": plain(dataclasses.asdict(run.config.lora)),
         }
     checkpoints.save(position.step, state, info, files=model_files(run), score=score)
-    send_run(run.config.run_dir)
+    with together(placement_on(run.mesh)):
+        send_run(run.config.run_dir)
 
 
 def _validate(run: Run, state, position: Position, screen, stop) -> float | None:
     """Scores of the validation questions, written and shown; the exact match, None without questions."""
     if not run.validation:
         return None
-    began = time.perf_counter()
+    began, place = time.perf_counter(), placement_on(run.mesh)
     with out_of_memory("validation", "rollout.questions_in_flight", run.in_flight):
         results = evaluate(
             run.player(engine_params(run, state)),
-            run.validation,
+            _own_questions(run.validation, place),
             seed=(run.config.seed + 1) % 2**32,
             questions_in_flight=run.in_flight * run.config.rollout.group,
             on_turn=lambda progress: screen.phase("validation turn", progress.turn, progress.turns),
             between=stop.check,
         )
+    results = _of_all_processes(run, results)
     scores = summary(results)
-    directory = run_folder(run.config.run_dir)
-    truncate_lines(directory / VALIDATION_FILE, position.step)
-    with contextlib.closing(open_lines(directory / VALIDATION_FILE)) as file:
-        append_line(file, {"step": position.step, **_finite(scores), "seconds": time.perf_counter() - began})
-    (directory / "validation").mkdir(exist_ok=True)
-    write_results(directory / "validation" / f"step_{position.step:06}.jsonl", results)
+    directory, name = run_folder(run.config.run_dir), f"step_{position.step:06}.jsonl"
+    with together(place):
+        if place.process == 0:
+            truncate_lines(directory / VALIDATION_FILE, position.step)
+            with contextlib.closing(open_lines(directory / VALIDATION_FILE)) as file:
+                append_line(file, {"step": position.step, **_finite(scores), "seconds": time.perf_counter() - began})
+            (directory / "validation").mkdir(exist_ok=True)
+            write_results(directory / "validation" / name, results)
     screen.validation(position.step, {name: scores[name] for name in ("exact_match", "f1", "n")})
     score, position.validated = scores["exact_match"], position.step
     if position.step > 0 and (position.best is None or score > position.best):  # step 0 is not saved
@@ -257,26 +308,54 @@ def _validate(run: Run, state, position: Position, screen, stop) -> float | None
     return score
 
 
+def _own_questions(examples: list[Example], place: Placement) -> list[Example]:
+    """Every `P`-th question; a process with one less than others plays the first too, as all do the same at once."""
+    own = examples[place.process :: place.processes]
+    return own if len(own) == -(-len(examples) // place.processes) else [*own, examples[0]]
+
+
+def _of_all_processes(run: Run, own: list[Result]) -> list[Result]:
+    """The results of `_own_questions` of all processes, in the order of the questions."""
+    place = placement_on(run.mesh)
+    if place.processes == 1:
+        return own
+    shares = place.share([result.to_dict() for result in own])
+    in_order = [result for row in zip(*shares, strict=True) for result in row][: len(run.validation)]
+    return [Result(**{**result, "answers": tuple(result["answers"])}) for result in in_order]
+
+
 def _finite(values: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _trajectories(run: Run, played: Played | None, step: int) -> None:
-    every = run.config.log.trajectories_every
-    if played is None or every == 0 or (step != 1 and step % every):
-        return
-    count = run.config.log.trajectories_questions
+def _write_step(run: Run, writer: MetricWriter | None, step: int, metrics, played: Played | None) -> None:
+    """Metrics and sample trajectories of a step, by process 0."""
+    place, every = placement_on(run.mesh), run.config.log.trajectories_every
+    records = None
+    if played is not None and every > 0 and (step == 1 or step % every == 0):
+        records = [record for part in place.share(_trajectories(run, played, place, step)) for record in part]
+    with together(place):
+        if writer is not None:
+            writer.write(step, metrics)
+            if records is not None:
+                write_records(run_folder(run.config.run_dir) / "trajectories" / f"step_{step:06}.jsonl", records)
+
+
+def _trajectories(run: Run, played: Played, place: Placement, step: int) -> list[dict]:
+    """Lines of those of the batch's first questions that this process played."""
+    count = max(run.config.log.trajectories_questions - place.process * len(played.episodes), 0)
     tokenizer = run.model.tokenizer
     assert tokenizer is not None
-    records = scored_records(
-        played.episodes[:count],
-        _first(played, count),
-        played.answers[:count],
-        run.config.reward,
-        tokenizer,
-        step=step,
+    return list(
+        scored_records(
+            played.episodes[:count],
+            _first(played, count),
+            played.answers[:count],
+            run.config.reward,
+            tokenizer,
+            step=step,
+        )
     )
-    write_records(run_folder(run.config.run_dir) / "trajectories" / f"step_{step:06}.jsonl", records)
 
 
 def _first(played: Played, count: int):
@@ -305,9 +384,10 @@ def _export(run: Run, checkpoints: Checkpoints, screen: TrainScreen) -> Path | N
     if run.config.export == "none":
         return None
     screen.phase("exporting")
-    target = run_folder(run.config.run_dir) / EXPORT
-    if target.exists() and jax.process_index() == 0:
-        shutil.rmtree(target)
+    target, place = run_folder(run.config.run_dir) / EXPORT, placement_on(run.mesh)
     best = run.config.export == "best" and checkpoints.best() is not None
-    exported = convert(run.config.run_dir, target, dtype=run.config.export_dtype, best=best)
+    with together(place):
+        if place.process == 0 and target.exists():
+            shutil.rmtree(target)
+        exported = convert(run.config.run_dir, target, dtype=run.config.export_dtype, best=best)
     return absolute(run.config.run_dir) / EXPORT if url_of(run.config.run_dir) else exported
