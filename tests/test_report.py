@@ -85,7 +85,7 @@ def test_columns_sort_both_ways_and_unknown_values_come_last(show, tmp_path):
     assert column(page, "question") == questions and column(page, "turns") == ["4", "1", "6", "5"]
     page.click('[data-sort="turns"]')
     assert column(page, "turns") == ["6", "5", "4", "1"]
-    assert page.locator('th[aria-sort="descending"]').inner_text() == "Turns ↓"
+    assert page.locator('th[aria-sort="descending"]').inner_text() == "Turns\u00a0↓"
     page.click('[data-sort="turns"]')
     assert column(page, "turns") == ["1", "4", "5", "6"]
     page.click('[data-sort="question"]')
@@ -256,8 +256,11 @@ def test_the_page_fits_a_phone_and_is_readable_in_light_and_dark(show, two_agent
     label = "(cell) => getComputedStyle(cell, '::before').content"
     assert page.locator("tbody .c-f1").first.evaluate(label) == '"F1: "' and not page.is_visible("thead")
     page.click("text=Where is the harbour? >> nth=0")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("[document.documentElement.scrollWidth, scrollX, scrollY]") == [390, 0, 0]
+    turn, line = (page.locator(one).first.bounding_box() for one in (".turns [aria-current]", ".turns"))
+    assert turn and line and line["x"] <= turn["x"] and turn["x"] + turn["width"] <= line["x"] + line["width"]
     first, second = (page.locator(".pane").nth(at).bounding_box() for at in (0, 1))
     assert first and second and second["y"] >= first["y"] + first["height"]
     worst = page.evaluate(CONTRAST)

@@ -301,7 +301,7 @@
           const next = sorted ? !filter.down : !one.text;
           sortBy(one.key, next ? "down" : "up");
           heads.querySelector(`[data-sort="${one.key}"]`).focus();
-        } }, one.name, el("span", { "aria-hidden": "true" }, sorted ? (filter.down ? " ↓" : " ↑") : "")));
+        } }, one.name, el("span", { "aria-hidden": "true" }, sorted ? (filter.down ? "\u00a0↓" : "\u00a0↑") : "")));
     }));
     sortSelect.querySelector("select").value = filter.sort ? `${filter.sort} ${filter.down ? "down" : "up"}` : "";
     body.replaceChildren(...rows.map((at) => rowOf[at]));
@@ -381,9 +381,11 @@
     const last = Math.max(...shownOnes().map((at) => all[at].turns.length)) - 1;
     opened.turn = Math.min(Math.max(turn, 0), last);
     showOne();
-    if (focus) oneView.querySelector('.turns [aria-current="true"]').focus();
-    oneView.querySelectorAll('.turns [aria-current="true"]').forEach((button) =>
-      button.scrollIntoView({ block: "nearest", inline: "nearest" }));
+    if (focus) oneView.querySelector('.turns [aria-current="true"]').focus({ preventScroll: true });
+    oneView.querySelectorAll(".turns").forEach((line) => { // along the line alone: the page stays where it is
+      const box = line.querySelector('[aria-current="true"]').getBoundingClientRect(), view = line.getBoundingClientRect();
+      line.scrollLeft += Math.max(box.right + 24 - view.right, 0) || Math.min(box.left - 24 - view.left, 0);
+    });
   }
 
   const shownOnes = () => [opened.at, opened.other].filter((at) => at !== null);
