@@ -2,7 +2,6 @@
 // The page of `remem report`. Texts of models and documents become text nodes and nothing else.
 (async () => {
   const SVG = "http://www.w3.org/2000/svg";
-  const TURN = 132; // px from one turn to the next on the line
   const LARGEST_DIFF = 4e6; // cells of the table that two memories are compared with
   const store = document.getElementById("data");
   const page = document.getElementById("page");
@@ -104,13 +103,13 @@
   function memoryChange(turn) {
     const before = segments(turn.before), after = segments(turn.memory);
     let added = 0, dropped = 0;
-    const nodes = changes(tokens(before.join("")), tokens(after.join(""))).map(([kind, part]) => {
+    const nodes = changes(tokens(before.join("")), tokens(after.join(""))).map(([kind, part], index) => {
       const text = kind === "dropped" ? before : after;
       const gap = pieces(text, part[0].from, part[0].start); // white space stays outside of the marks
       const shown = pieces(text, part[0].start, part[part.length - 1].to);
       if (kind === "added") added += part.length;
       if (kind === "dropped") dropped += part.length;
-      return [gap, kind === "same" ? shown : el(kind === "added" ? "ins" : "del", {}, shown)];
+      return [gap.length || !index ? gap : " ", kind === "same" ? shown : el(kind === "added" ? "ins" : "del", {}, shown)];
     });
     const told = [added ? `+${added}` : "", dropped ? `−${dropped}` : ""].filter(Boolean).join(" ");
     return { nodes, told: told ? `${told} word${added + dropped === 1 ? "" : "s"}` : "no change" };
@@ -403,7 +402,8 @@
         el("button", { "aria-label": "Next trajectory", disabled: at < 0 || at >= rows.length - 1, onclick: () => move(1) },
           "↓ next")),
       el("h2", { tabindex: -1, dir: "auto" }, one.question || "(empty question)"),
-      one.gold ? el("p", { class: "gold", dir: "auto" }, el("b", {}, "Gold: "), one.gold.join(" | ")) : null,
+      el("p", { class: "gold", dir: "auto" }, one.gold ? [el("b", {}, "Gold: "), one.gold.join(" | ")] : null,
+        one.id ? el("small", {}, ` ${one.id}`) : null),
       others.length ? el("p", {}, select("Beside it: ", options, String(opened.other ?? ""), (value) => {
         opened.other = value === "" ? null : Number(value);
         turnTo(opened.turn);
@@ -438,7 +438,8 @@
   /** The turns from left to right, with an arc from each query to the turn whose memory it recalled. */
   function line(one, chosen) {
     const place = new Map(one.turns.map((turn, index) => [turn.turn, index]));
-    const middle = (index) => index * TURN + TURN / 2 - 6;
+    const [step, width] = opened.other === null ? [132, 120] : [116, 106]; // px, as in the style
+    const middle = (index) => index * step + width / 2;
     const arcs = one.turns.flatMap((turn, index) => {
       if (turn.from === undefined || !place.has(turn.from) || !index) return [];
       const from = index - 1, to = place.get(turn.from); // the turn before wrote the query
@@ -446,7 +447,7 @@
     });
     const height = Math.max(0, ...arcs.map((arc) => arc.height)) + (arcs.length ? 12 : 0);
     const ends = arcs.length ? el("svg", {
-      class: "arcs", width: one.turns.length * TURN, height, "aria-hidden": "true",
+      class: "arcs", width: one.turns.length * step, height, "aria-hidden": "true",
     }, arcs.sort((a, b) => a.own - b.own).map((arc) => {
       const x1 = middle(arc.from) + (arc.from === arc.to ? 16 : -8), x2 = middle(arc.to) + (arc.from === arc.to ? -16 : 8);
       const up = height - arc.height * 1.33, class_ = arc.own ? "arc own" : "arc";
