@@ -206,7 +206,6 @@ def test_gpu_installs_the_extra_of_the_cuda_version_and_trains_with_its_settings
     ]
 
 
-
 def test_a_config_may_lie_in_a_bucket_and_is_then_not_looked_for_here():
     train = ".venv/bin/remem train gs://b/c.yaml steps=3 run_dir="
     words = ["--run=r1", "gs://b/c.yaml", "steps=3"]
@@ -214,6 +213,7 @@ def test_a_config_may_lie_in_a_bucket_and_is_then_not_looked_for_here():
     assert printed("slurm.sbatch", *words)[-1].endswith(f"{train}runs/r1")
     (line,) = printed("tpu_vm.sh", "run", "one", "--zone=z1", "--bucket=gs://b", *words)
     assert f"{train}gs://b/runs/r1" in line
+
 
 def test_worker_setup_pins_the_python_and_the_installer():
     assert printed("worker.sh", "setup", "tpu") == [
