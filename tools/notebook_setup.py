@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def ready(*, memory_gib: float, minutes: float, small_model: bool = False) -> No
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # with libtpu installed jax would first look for a TPU
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/remem_jax/xla"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+    warnings.filterwarnings("ignore", message="IProgress not found")  # of a progress bar that is not used here
     commands = os.path.dirname(sys.executable)  # where pip puts `remem`
     if commands not in os.environ["PATH"].split(os.pathsep):
         os.environ["PATH"] = commands + os.pathsep + os.environ["PATH"]
