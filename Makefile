@@ -34,7 +34,7 @@ warm: .venv/.core ## a model of the relay task that training can start from; 3 m
 relay: .venv/.core ## the demo's experiment in full: three seeds, 500 questions a cell; writes runs/relay
 	$(BIN)/python examples/relay.py --out runs/relay --budget full $(ARGS)
 
-install: .venv/.dev ## everything for work on the code: .[dev,tpu] and the small real model
+install: .venv/.dev ## everything for work on the code: .[dev,notebook,tpu] and the small real model
 
 test: .venv/.dev ## install, then run the whole suite
 	$(BIN)/python -m pytest $(ARGS)

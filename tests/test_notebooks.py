@@ -5,11 +5,13 @@ import importlib.util
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.test_docs import parse
+from tools import run_notebooks
 from tools.notebook_setup import jax_range, numbers, what_to_install
 
 ROOT = Path(__file__).parents[1]
@@ -93,3 +95,25 @@ def test_the_stored_plan_is_of_the_run_in_the_notebook():
     assert f"model: {stored['model']}\n" in text and f'"{stored["topology"]}"' in text
     assert f"mesh: {list(stored['mesh'].values())}\n" in text
     assert stored["functions"][0]["name"] == "weight move" and stored["fits"] is True
+
+
+def test_a_failing_notebook_ends_the_run_with_one_line_and_keeps_what_ran(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for name, code in (("1_sound", "print(40 + 2)"), ("2_broken", "%%bash\necho told >&2\nfalse"), ("3_after", "1")):
+        cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": code, "outputs": [], "execution_count": None}
+        book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+        (folder / f"{name}.ipynb").write_text(json.dumps(book))
+    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", folder)
+    monkeypatch.setattr(run_notebooks, "OUT", tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["run_notebooks.py"])
+    assert run_notebooks.main() == 1
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1 and told.err.startswith("remem: error: 2_broken: told; ")
+    assert "notebook 1 of 3, 1_sound: done in" in told.out and "2_broken: done" not in told.out
+    done = json.loads((tmp_path / "out" / "1_sound.ipynb").read_text())["cells"][0]["outputs"]
+    assert "".join(done[0]["text"]) == "42\n"
+    assert (tmp_path / "out" / "2_broken.ipynb").exists() and not (tmp_path / "out" / "3_after.ipynb").exists()
+    monkeypatch.setattr(sys, "argv", ["run_notebooks.py", "4_none"])
+    assert run_notebooks.main() == 2
+    assert "no notebook 4_none: expected one of 1_sound, 2_broken, 3_after" in capsys.readouterr().err

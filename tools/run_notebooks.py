@@ -63,7 +63,7 @@ def run(path: Path, told: str) -> str:
     except CellTimeoutError:
         failure = f"a cell took more than {CELL_SECONDS} s"
     except CellExecutionError as error:
-        failure = f"{error.ename}: {_one_line(error.evalue)}"
+        failure = _said_last(notebook) or f"{error.ename}: {_one_line(error.evalue)}"
     except DeadKernelError:
         failure = "the kernel died"
     nbformat.write(notebook, OUT / path.name)
@@ -78,8 +78,17 @@ def _tell(told: str, notebook, index: int, cells: int) -> None:
         print(f"{told}: cell {number} of {cells}", flush=True)
 
 
+def _said_last(notebook) -> str:
+    """The last line that a failed shell command wrote to standard error; nothing where it was no shell command."""
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        if any(output.output_type == "error" and output.ename == "CalledProcessError" for output in outputs):
+            return _one_line("".join(output.text for output in outputs if output.get("name") == "stderr"))
+    return ""
+
+
 def _one_line(text: str) -> str:
-    """The end of an error's text without colours: what a failed command said last."""
+    """The last line of a text, without colours."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return lines[-1] if lines else ""

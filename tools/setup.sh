@@ -35,7 +35,7 @@ fi
 
 case $mode in
 core) target=. ;;
-dev) target='.[dev,tpu]' ;;
+dev) target='.[dev,notebook,tpu]' ;;
 notebook) target='.[notebook,tpu]' ;;
 docs) target='.[docs]' ;;
 *) fail "expected core, dev, notebook or docs, found '$mode'" ;;
